@@ -1,0 +1,124 @@
+//! The one error body of the interface and its codes.
+
+use serde::{Deserialize, Serialize};
+
+/// What went wrong, for programs. The list only grows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Code {
+    /// A field has the wrong type, an unknown name or a value out of its range: 400.
+    InvalidRequest,
+    /// No or a wrong token: 401.
+    Unauthorized,
+    /// No such sandbox, exec, file or route: 404.
+    NotFound,
+    /// The method does not exist on this path: 405.
+    MethodNotAllowed,
+    /// The name is taken by another sandbox: 409.
+    NameTaken,
+    /// The idempotency key was used with another body: 409.
+    IdempotencyMismatch,
+    /// The same idempotency key is still being worked on: 409, retryable.
+    InProgress,
+    /// The command's machine ended before the command did (restart, reboot, power off, crash): 409.
+    CommandLost,
+    /// The sandbox has failed; restart or delete it: 409.
+    SandboxFailed,
+    /// The sandbox is being deleted: 409.
+    BeingDeleted,
+    /// It exists already (a file or folder): 409.
+    Exists,
+    /// The path is not a folder, or is one: 409.
+    WrongFileType,
+    /// The guest's user may not do that, or the folder is read-only: 403.
+    PermissionDenied,
+    /// The program to run does not exist or cannot be started: 422.
+    CannotStart,
+    /// The body is over the limit: 413.
+    TooLarge,
+    /// Nothing listens on that port in the sandbox: 502.
+    PortClosed,
+    /// The guest's or the host's disk is full: 507.
+    NoSpace,
+    /// The host has no room for one more: 503, retryable.
+    NoCapacity,
+    /// It could not be put to sleep now; it goes on running: 503, retryable.
+    SleepFailed,
+    /// It could not be woken: 503.
+    WakeFailed,
+    /// It did not come in time: 504, retryable.
+    Timeout,
+    /// A fault of Dormouse; the log of the daemon has it: 500.
+    Internal,
+}
+
+impl Code {
+    /// The HTTP status that goes with it.
+    pub fn status(self) -> u16 {
+        match self {
+            Self::InvalidRequest => 400,
+            Self::Unauthorized => 401,
+            Self::PermissionDenied => 403,
+            Self::NotFound => 404,
+            Self::MethodNotAllowed => 405,
+            Self::NameTaken
+            | Self::IdempotencyMismatch
+            | Self::InProgress
+            | Self::CommandLost
+            | Self::SandboxFailed
+            | Self::BeingDeleted
+            | Self::Exists
+            | Self::WrongFileType => 409,
+            Self::TooLarge => 413,
+            Self::CannotStart => 422,
+            Self::Internal => 500,
+            Self::PortClosed => 502,
+            Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
+            Self::Timeout => 504,
+            Self::NoSpace => 507,
+        }
+    }
+
+    /// Whether the same request may succeed later without a change.
+    pub fn is_retryable(self) -> bool {
+        matches!(self, Self::InProgress | Self::NoCapacity | Self::SleepFailed | Self::Timeout)
+    }
+}
+
+/// The body of every answer that is not a success.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, utoipa::ToSchema)]
+#[error("{error}")]
+pub struct ApiError {
+    /// One sentence for a person. Never carries internals (paths of the host, stack traces).
+    #[schema(example = "no sandbox is called `web`")]
+    pub error: String,
+    /// What went wrong, for a program.
+    pub code: Code,
+    /// The field of the request that is wrong.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub field: Option<String>,
+    /// What would be right, or what to do next.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub hint: Option<String>,
+    /// Whether the same request may succeed later.
+    pub retryable: bool,
+}
+
+impl ApiError {
+    /// An error with this code and sentence.
+    pub fn new(code: Code, error: impl Into<String>) -> Self {
+        Self { error: error.into(), code, field: None, hint: None, retryable: code.is_retryable() }
+    }
+
+    /// A field of the request is wrong.
+    pub fn invalid(field: &str, error: impl Into<String>) -> Self {
+        Self { field: Some(field.to_owned()), ..Self::new(Code::InvalidRequest, error) }
+    }
+
+    /// Adds what would be right or what to do.
+    #[must_use]
+    pub fn hint(self, hint: impl Into<String>) -> Self {
+        Self { hint: Some(hint.into()), ..self }
+    }
+}

@@ -1,0 +1,281 @@
+//! The one trait between the control plane and a host.
+//!
+//! A host owns the sandboxes on its machine: it decides when they sleep and wakes them as part of the verb that needs it.
+//! The control plane never says "wake". In one process today, over a connection in a fleet; therefore every type here is
+//! plain data or a byte stream.
+//!
+//! Errors are [`ApiError`]s already: a host knows best what to tell, and nothing of its inside may leak.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{broadcast, mpsc};
+
+use crate::exec::{Exec, ExecRequest, Exit, Output};
+use crate::file::FileInfo;
+use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
+use crate::{ApiError, Event, SandboxId};
+
+/// What a host is told to make. Names are unique by the catalogue's care; a host only keeps them.
+#[derive(Clone, Debug)]
+pub struct NewSandbox {
+    /// Chosen by the catalogue.
+    pub id: SandboxId,
+    /// Checked by the catalogue.
+    pub name: String,
+    /// Image name.
+    pub image: String,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// MiB.
+    pub memory_mib: u32,
+    /// Environment of every command.
+    pub env: BTreeMap<String, String>,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+    /// Settings of sleep; absent ones take the defaults.
+    pub policy: PolicyPatch,
+    /// Secret part of its URLs.
+    pub link_key: String,
+    /// Ownership count of the catalogue: a host refuses orders older than what it has seen.
+    pub epoch: i64,
+}
+
+/// A fork that a host is told to make; everything not named here is its parent's.
+#[derive(Clone, Debug)]
+pub struct NewFork {
+    /// Chosen by the catalogue.
+    pub id: SandboxId,
+    /// Checked by the catalogue.
+    pub name: String,
+    /// Secret part of its URLs: its own.
+    pub link_key: String,
+    /// Ownership count.
+    pub epoch: i64,
+}
+
+/// Changes to a sandbox.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// A new name.
+    pub name: Option<String>,
+    /// All labels anew.
+    pub labels: Option<BTreeMap<String, String>>,
+    /// Settings of sleep.
+    pub policy: PolicyPatch,
+}
+
+/// What a host remembers of a sandbox besides its public view: enough to rebuild a lost catalogue.
+#[derive(Clone, Debug)]
+pub struct Known {
+    /// Public view.
+    pub sandbox: Sandbox,
+    /// Secret part of its URLs.
+    pub link_key: String,
+    /// Ownership count.
+    pub epoch: i64,
+}
+
+/// An answer, and what it cost to wake the sandbox for it.
+#[derive(Clone, Debug)]
+pub struct Answer<T> {
+    /// The answer.
+    pub value: T,
+    /// Milliseconds from the need to the running guest, where this request had to wait for a wake (its own or one
+    /// already under way); `None`: it was awake.
+    pub woke_ms: Option<f64>,
+}
+
+impl<T> Answer<T> {
+    /// The same with another value.
+    pub fn map<U>(self, f: impl FnOnce(T) -> U) -> Answer<U> {
+        Answer { value: f(self.value), woke_ms: self.woke_ms }
+    }
+}
+
+/// Why somebody connects to a port; shown as the cause of a wake, and decides what counts as activity.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Such as `request through the link to port 8000` or `exec`.
+    pub what: String,
+    /// Who asks, where known.
+    pub peer: Option<SocketAddr>,
+}
+
+/// A byte stream in both directions. Dropping it closes it.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// Keeps the sandbox awake while it lives (a call that waits on it). Dropped: the call has ended.
+pub trait Hold: Send + Sync {}
+
+/// A connection to a port of a sandbox.
+pub struct Connection {
+    /// The bytes.
+    pub stream: Box<dyn Duplex>,
+    /// The life it belongs to: a pooled connection of another life must not be used again.
+    pub life: u64,
+}
+
+/// A piece of a command's output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OutputEvent {
+    /// Bytes of one stream, starting at this offset of that stream.
+    Data {
+        /// Which.
+        stream: Output,
+        /// Position of the first byte.
+        offset: u64,
+        /// The bytes.
+        bytes: Bytes,
+    },
+    /// The command has ended and all of its output was told.
+    Exit(Exit),
+}
+
+/// Where to begin reading a command's output.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OutputFrom {
+    /// Position in standard output; `None`: leave that stream out.
+    pub stdout: Option<u64>,
+    /// Position in standard error; `None`: leave that stream out.
+    pub stderr: Option<u64>,
+    /// Go on until the command has ended (else: what is there now).
+    pub follow: bool,
+    /// The caller waits for the command's result: keeps the sandbox awake (S2).
+    pub hold: bool,
+}
+
+/// A log of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Log {
+    /// Serial console of the guest (kernel, guest agent).
+    Console,
+    /// What the daemon logged about it.
+    Daemon,
+}
+
+/// One machine that runs sandboxes.
+///
+/// Verbs that need the guest wake it, wait for it and hold it awake while they run. Those marked *asleep is fine* neither
+/// wake nor hold.
+#[async_trait]
+pub trait Host: Send + Sync + 'static {
+    /// Name of this host in the catalogue.
+    fn name(&self) -> &str;
+
+    /// All sandboxes of this host. Asleep is fine.
+    async fn list(&self) -> Vec<Known>;
+
+    /// One sandbox. Asleep is fine.
+    async fn view(&self, id: &SandboxId) -> Result<Known, ApiError>;
+
+    /// Makes one and answers when its guest runs. Repeating it with the same id answers the same sandbox.
+    async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError>;
+
+    /// Copies one with memory, disk and processes; the parent goes on or sleeps on (asleep is fine).
+    async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError>;
+
+    /// Changes settings; takes effect at once. Asleep is fine.
+    async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError>;
+
+    /// Puts it to sleep now; answers when it sleeps (a request may wake it again at once).
+    async fn sleep(&self, id: &SandboxId, tier: Option<SleepTier>) -> Result<Sandbox, ApiError>;
+
+    /// Boots it anew from its disk.
+    async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError>;
+
+    /// Removes it and all it kept; answers when it is gone. Gone already: fine.
+    async fn delete(&self, id: &SandboxId) -> Result<(), ApiError>;
+
+    /// Its timeline after `after`, oldest first, at most `limit`. Asleep is fine.
+    async fn events(&self, id: &SandboxId, after: u64, limit: usize) -> Result<Vec<Event>, ApiError>;
+
+    /// Events of all sandboxes as they happen. A slow reader is told that it lost some and reads `events` again.
+    fn watch(&self) -> broadcast::Receiver<Event>;
+
+    /// The end of a log, at most `max_bytes`. Asleep is fine.
+    async fn log(&self, id: &SandboxId, log: Log, max_bytes: u64) -> Result<Bytes, ApiError>;
+
+    /// Keeps it awake while somebody waits on it (an edge request in progress).
+    async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError>;
+
+    /// Connects to a TCP port in the guest, on its address or on its loopback. A refused port is retried for a while
+    /// after a wake or start.
+    async fn connect(&self, id: &SandboxId, port: u16, caller: Caller) -> Result<Answer<Connection>, ApiError>;
+
+    /// Starts a command.
+    async fn exec_start(&self, id: &SandboxId, request: ExecRequest) -> Result<Answer<Exec>, ApiError>;
+
+    /// Commands of the present life, newest last.
+    async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError>;
+
+    /// One command.
+    async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError>;
+
+    /// Output from given positions; the channel closes after the last event, with an error in place if it was cut
+    /// (`command_lost`).
+    async fn exec_output(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        from: OutputFrom,
+    ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError>;
+
+    /// Writes to standard input; `close` ends it after these bytes.
+    async fn exec_stdin(&self, id: &SandboxId, exec_id: &str, bytes: Bytes, close: bool) -> Result<Answer<()>, ApiError>;
+
+    /// Sends a signal to the whole process group.
+    async fn exec_signal(&self, id: &SandboxId, exec_id: &str, signal: i32) -> Result<Answer<()>, ApiError>;
+
+    /// Reads a file from `offset`, at most `length` bytes.
+    async fn file_read(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<Answer<(FileInfo, Box<dyn AsyncRead + Send + Unpin>)>, ApiError>;
+
+    /// Writes a whole file from a stream; the old one is there until the new one is complete. Missing folders are made.
+    async fn file_write(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        mode: Option<u32>,
+        body: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Answer<FileInfo>, ApiError>;
+
+    /// What a path is (links not followed).
+    async fn file_stat(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError>;
+
+    /// What a folder holds, by name.
+    async fn file_list(&self, id: &SandboxId, path: &str) -> Result<Answer<Vec<FileInfo>>, ApiError>;
+
+    /// Makes a folder and those above it.
+    async fn file_mkdir(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError>;
+
+    /// Moves or renames.
+    async fn file_move(&self, id: &SandboxId, from: &str, to: &str) -> Result<Answer<FileInfo>, ApiError>;
+
+    /// Removes a file, or a folder with all that is in it.
+    async fn file_remove(&self, id: &SandboxId, path: &str) -> Result<Answer<()>, ApiError>;
+
+    /// A folder (or file) as a tar stream with paths relative to it.
+    async fn tree_read(
+        &self,
+        id: &SandboxId,
+        path: &str,
+    ) -> Result<Answer<Box<dyn AsyncRead + Send + Unpin>>, ApiError>;
+
+    /// Unpacks a tar stream below a folder, which is made. Entries that would leave it are refused.
+    async fn tree_write(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        body: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Answer<()>, ApiError>;
+}

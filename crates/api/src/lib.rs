@@ -1,0 +1,24 @@
+//! What crosses Dormouse's outer and inner borders, as plain types.
+//!
+//! - [`sandbox`], [`exec`], [`file`], [`event`]: the bodies of the public HTTP interface. They are a promise:
+//!   everything here is in the OpenAPI document, unknown fields are refused, durations carry their unit.
+//! - [`error`]: the one error body, and the codes that clients may rely on.
+//! - [`host`]: the one trait between the control plane and a host (a machine that runs sandboxes). Waking happens at
+//!   the host, as part of the verb that needs it; no verb only wakes.
+//!
+//! # Not here
+//!
+//! How a host does it, how a catalogue stores it. Nothing in this crate does I/O.
+#![forbid(unsafe_code)]
+
+pub mod error;
+pub mod event;
+pub mod exec;
+pub mod file;
+pub mod host;
+pub mod id;
+pub mod sandbox;
+
+pub use error::{ApiError, Code};
+pub use event::Event;
+pub use id::SandboxId;

@@ -1,0 +1,218 @@
+//! Sandboxes: what is asked for and what is told about one.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+use crate::SandboxId;
+
+/// Seconds of quiet after which a sandbox sleeps, unless it says otherwise.
+pub const SLEEP_AFTER_SECONDS_DEFAULT: u64 = 30;
+/// The longest quiet time that may be asked for: a year.
+pub const SLEEP_AFTER_SECONDS_MAX: u64 = 31_536_000;
+/// Memory of a sandbox, MiB, unless it says otherwise.
+pub const MEMORY_MIB_DEFAULT: u32 = 512;
+/// Most ports that may hold a sandbox awake.
+pub const AWAKE_PORTS_MAX: usize = 16;
+
+/// What a new sandbox shall be. Everything may be left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSandbox {
+    /// 1-63 characters of a-z, 0-9 and `-`, not at the ends; unique. Default: its id.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "web")]
+    pub name: Option<String>,
+    /// Image to start from; default `default`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub image: Option<String>,
+    /// Virtual processors, 1-8; default 1.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub cpus: Option<u32>,
+    /// Memory, 256-16384 MiB; default 512.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub memory_mib: Option<u32>,
+    /// Environment of every command. Fixed at the command's start.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Free labels.
+    #[serde(default)]
+    pub labels: BTreeMap<String, String>,
+    /// When and how it sleeps.
+    #[serde(flatten)]
+    pub policy: PolicyPatch,
+}
+
+/// The settings of sleep; absent ones stay as they are (at create: the defaults).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct PolicyPatch {
+    /// Seconds of quiet before it sleeps (1-31536000); null: never. Default 30.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub sleep_after_seconds: Option<Option<u64>>,
+    /// How long it sleeps in memory before it moves to disk, seconds (0: straight to disk); default the host's setting.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_tier_seconds: Option<u64>,
+    /// Ports whose upgraded connections keep it awake.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub awake_ports: Option<Vec<u16>>,
+    /// How long holds alone may keep it awake, milliseconds (0-900000); default 30000.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sleep_hold_max_ms: Option<u64>,
+    /// How long before an idle sleep the holders are told, milliseconds (1-60000); null: not told.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<u64>)]
+    pub sleep_notice_ms: Option<Option<u64>>,
+}
+
+/// Changes of a sandbox.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSandbox {
+    /// A new name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+    /// Replaces all labels.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub labels: Option<BTreeMap<String, String>>,
+    /// When and how it sleeps.
+    #[serde(flatten)]
+    pub policy: PolicyPatch,
+}
+
+/// A fork.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ForkRequest {
+    /// Name of the fork; default: its id.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub name: Option<String>,
+}
+
+/// Puts to sleep.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SleepRequest {
+    /// `memory` or `disk`; default what its settings say.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub tier: Option<SleepTier>,
+}
+
+/// Status of a sandbox (S1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// Being made or booted.
+    Starting,
+    /// Awake.
+    Running,
+    /// Asleep; wakes by itself when needed.
+    Sleeping,
+    /// Could not be started; `failure_code` says why. Restart or delete it.
+    Failed,
+}
+
+/// How a sleeping one sleeps (S9).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SleepTier {
+    /// Its process is stopped, its memory resident: wakes in a millisecond or two.
+    Memory,
+    /// Memory and devices are on the host's disk, no process: wakes in some tens of milliseconds.
+    Disk,
+    /// Memory and devices are in the object store.
+    Store,
+    /// It powered itself off, or died; the next call boots it from its disk.
+    Off,
+}
+
+/// One reason why a sandbox is awake.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct AwakeReason {
+    /// For programs: `call`, `cpu`, `network`, `outbound_tcp`, `timer`, `held`, `awake_port`, `never_sleeps`, `quiet`, …
+    #[schema(example = "quiet")]
+    pub reason: String,
+    /// For people.
+    pub text: String,
+    /// When this reason ends by itself, RFC 3339, where that is known.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub until: Option<String>,
+}
+
+/// What is told about a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Sandbox {
+    /// Its id.
+    pub id: SandboxId,
+    /// Its name.
+    pub name: String,
+    /// What it does.
+    pub status: Status,
+    /// How it sleeps, when it does.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub sleep_tier: Option<SleepTier>,
+    /// Why it is awake, when it is.
+    pub awake_because: Vec<AwakeReason>,
+    /// When it will sleep if nothing changes, RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub will_sleep_at: Option<String>,
+    /// Since when it is in this status, RFC 3339.
+    pub since: String,
+    /// Why it was woken last.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub woke_because: Option<String>,
+    /// Why it could not start, for people.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failure: Option<String>,
+    /// Why it could not start or how its machine ended: `machine_lost`, `wake_failed`, `state_damaged`, …
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub failure_code: Option<String>,
+    /// The image it was made from.
+    pub image: String,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// Memory, MiB.
+    pub memory_mib: u32,
+    /// Its own address, reachable from its host.
+    pub address: String,
+    /// Goes up at each wake and boot.
+    pub life: u64,
+    /// When it was made, RFC 3339.
+    pub created_at: String,
+    /// What it is a fork of.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub forked_from: Option<SandboxId>,
+    /// Environment of every command.
+    pub env: BTreeMap<String, String>,
+    /// Free labels.
+    pub labels: BTreeMap<String, String>,
+    /// Seconds of quiet before it sleeps; null: never.
+    pub sleep_after_seconds: Option<u64>,
+    /// How long it sleeps in memory before it moves to disk, seconds.
+    pub memory_tier_seconds: u64,
+    /// Ports whose upgraded connections keep it awake.
+    pub awake_ports: Vec<u16>,
+    /// How long holds alone may keep it awake, milliseconds.
+    pub sleep_hold_max_ms: u64,
+    /// How long before an idle sleep the holders are told, milliseconds.
+    pub sleep_notice_ms: Option<u64>,
+}
+
+/// A URL of a port of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Link {
+    /// Open this.
+    #[schema(example = "http://k3vq7mzt2abc-q5t…-8000.box.localhost:8420/")]
+    pub url: String,
+    /// The port in the sandbox.
+    pub port: u16,
+}
+
+/// Tells a field that is null from one that is absent.
+fn some_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Some)
+}

@@ -1,0 +1,3 @@
+//! The dormouse program.
+#![forbid(unsafe_code)]
+fn main() {}
