@@ -1,0 +1,139 @@
+//! Channels: what the host asks for when it opens one, and what the guest answers on it.
+//!
+//! The guest answers each request with one or more [`Reply`] messages and, where noted, `Data`; it ends with `Fin`.
+//! [`Reply::Failed`] may come in place of any reply and is the last one. Either side may `Reset` at any time, which undoes
+//! what is half done (a file being written never appears) but ends no exec.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Entry, ExecId, ExecInfo, ExecSpec, ExecState, Failure, Sample, Stat, WriteSpec};
+
+/// What a channel is opened for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Request {
+    /// Are you there? → [`Reply::Done`].
+    Ping,
+    /// → [`Reply::Sample`].
+    Sample,
+    /// Run a program → [`Reply::ExecStarted`].
+    ExecStart(ExecSpec),
+    /// Wait for its end → [`Reply::ExecState`].
+    ExecWait(ExecId),
+    /// Its output → `Data` with [`OutputChunk`](crate::OutputChunk)s.
+    ExecOutput {
+        /// Whose.
+        id: ExecId,
+        /// Stdout from this offset; `None`: without stdout.
+        stdout: Option<u64>,
+        /// Stderr from this offset; `None`: without stderr.
+        stderr: Option<u64>,
+        /// Go on with what comes, until the exec has ended.
+        follow: bool,
+    },
+    /// `Data` from the host goes to its stdin → [`Reply::Written`] after the host's `Fin`.
+    ExecStdin {
+        /// Whose.
+        id: ExecId,
+        /// Close stdin after the host's `Fin`.
+        close: bool,
+    },
+    /// Send a signal to its process group; 9 kills everything that it started → [`Reply::Done`].
+    ExecSignal {
+        /// Whose.
+        id: ExecId,
+        /// Number of the signal, 1–64.
+        signal: i32,
+    },
+    /// All execs → [`Reply::Execs`], any number.
+    ExecList,
+    /// A file → [`Reply::Stat`], then `Data`.
+    FileRead {
+        /// Absolute path.
+        path: Vec<u8>,
+        /// First byte wanted.
+        offset: u64,
+        /// Bytes wanted; `None`: up to the end.
+        length: Option<u64>,
+    },
+    /// `Data` from the host becomes the file → [`Reply::Written`] after the host's `Fin`.
+    FileWrite(WriteSpec),
+    /// What is at a path (a link is not followed) → [`Reply::Stat`].
+    FileStat {
+        /// Absolute path.
+        path: Vec<u8>,
+    },
+    /// A directory's entries, sorted by name → [`Reply::Entries`], any number.
+    FileList {
+        /// Absolute path.
+        path: Vec<u8>,
+    },
+    /// Make a directory → [`Reply::Done`].
+    FileMkdir {
+        /// Absolute path.
+        path: Vec<u8>,
+        /// Make missing ones on the way, and be content if it exists.
+        parents: bool,
+    },
+    /// Rename; replaces a file at the target → [`Reply::Done`].
+    FileRename {
+        /// Absolute path.
+        from: Vec<u8>,
+        /// Absolute path.
+        to: Vec<u8>,
+    },
+    /// Remove a file or directory → [`Reply::Done`].
+    FileRemove {
+        /// Absolute path.
+        path: Vec<u8>,
+        /// With all that is in it.
+        recursive: bool,
+    },
+    /// A directory's content as a tar stream → `Data`.
+    TreeRead {
+        /// Absolute path of a directory.
+        path: Vec<u8>,
+    },
+    /// `Data` from the host is a tar stream to unpack → [`Reply::Written`] after the host's `Fin`.
+    TreeWrite {
+        /// Absolute path of the target directory; made if missing.
+        path: Vec<u8>,
+    },
+    /// A TCP connection to a port on 127.0.0.1 → [`Reply::Connected`], then `Data` both ways; `Fin` is a half close.
+    Connect {
+        /// The port.
+        port: u16,
+    },
+}
+
+/// What the guest answers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reply {
+    /// It could not be done.
+    Failed(Failure),
+    /// It is done.
+    Done,
+    /// The look taken.
+    Sample(Sample),
+    /// The program runs.
+    ExecStarted {
+        /// Its id from now on.
+        id: ExecId,
+        /// Its process id in the guest.
+        pid: u32,
+    },
+    /// How the exec is.
+    ExecState(ExecState),
+    /// Some of the execs.
+    Execs(Vec<ExecInfo>),
+    /// What is known about the path.
+    Stat(Stat),
+    /// Some of the entries.
+    Entries(Vec<Entry>),
+    /// All that was sent is written.
+    Written {
+        /// Bytes taken.
+        bytes: u64,
+    },
+    /// The connection stands.
+    Connected,
+}
