@@ -39,6 +39,8 @@ pub enum Code {
     TooLarge,
     /// Nothing listens on that port in the sandbox: 502.
     PortClosed,
+    /// What listens on that port in the sandbox broke off or does not speak HTTP: 502.
+    BadAnswer,
     /// The guest's or the host's disk is full: 507.
     NoSpace,
     /// The host has no room for one more: 503, retryable.
@@ -54,6 +56,33 @@ pub enum Code {
 }
 
 impl Code {
+    /// Every code, for documents and tests.
+    pub const ALL: [Self; 23] = [
+        Self::InvalidRequest,
+        Self::Unauthorized,
+        Self::NotFound,
+        Self::MethodNotAllowed,
+        Self::NameTaken,
+        Self::IdempotencyMismatch,
+        Self::InProgress,
+        Self::CommandLost,
+        Self::SandboxFailed,
+        Self::BeingDeleted,
+        Self::Exists,
+        Self::WrongFileType,
+        Self::PermissionDenied,
+        Self::CannotStart,
+        Self::TooLarge,
+        Self::PortClosed,
+        Self::BadAnswer,
+        Self::NoSpace,
+        Self::NoCapacity,
+        Self::SleepFailed,
+        Self::WakeFailed,
+        Self::Timeout,
+        Self::Internal,
+    ];
+
     /// The HTTP status that goes with it.
     pub fn status(self) -> u16 {
         match self {
@@ -73,7 +102,7 @@ impl Code {
             Self::TooLarge => 413,
             Self::CannotStart => 422,
             Self::Internal => 500,
-            Self::PortClosed => 502,
+            Self::PortClosed | Self::BadAnswer => 502,
             Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
             Self::Timeout => 504,
             Self::NoSpace => 507,
@@ -87,7 +116,9 @@ impl Code {
 }
 
 /// The body of every answer that is not a success.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, utoipa::ToSchema)]
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error, utoipa::ToSchema,
+)]
 #[error("{error}")]
 pub struct ApiError {
     /// One sentence for a person. Never carries internals (paths of the host, stack traces).
@@ -120,5 +151,67 @@ impl ApiError {
     #[must_use]
     pub fn hint(self, hint: impl Into<String>) -> Self {
         Self { hint: Some(hint.into()), ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `docs/errors.md` lists each code, with its status and whether trying again may help, and no other.
+    #[test]
+    fn the_document_lists_every_code() {
+        let document = include_str!("../../../docs/errors.md");
+        let told: Vec<&str> = document.lines().filter(|line| line.starts_with("| `")).collect();
+        let mut expected = Vec::new();
+        for code in Code::ALL {
+            let name = serde_json::to_value(code).unwrap();
+            let again = if code.is_retryable() { "yes" } else { "no" };
+            expected.push(format!(
+                "| `{}` | {} | {again} |",
+                name.as_str().unwrap(),
+                code.status()
+            ));
+        }
+        for (line, expected) in told.iter().zip(&expected) {
+            assert!(
+                line.starts_with(expected.as_str()),
+                "docs/errors.md says `{line}`, not `{expected} …`"
+            );
+        }
+        assert_eq!(told.len(), expected.len(), "docs/errors.md lists other codes than `Code::ALL`");
+    }
+
+    /// A new variant does not compile until it was counted here, and then fails until `ALL` has it.
+    #[test]
+    fn all_is_complete() {
+        let place = |code: Code| match code {
+            Code::InvalidRequest => 0,
+            Code::Unauthorized => 1,
+            Code::NotFound => 2,
+            Code::MethodNotAllowed => 3,
+            Code::NameTaken => 4,
+            Code::IdempotencyMismatch => 5,
+            Code::InProgress => 6,
+            Code::CommandLost => 7,
+            Code::SandboxFailed => 8,
+            Code::BeingDeleted => 9,
+            Code::Exists => 10,
+            Code::WrongFileType => 11,
+            Code::PermissionDenied => 12,
+            Code::CannotStart => 13,
+            Code::TooLarge => 14,
+            Code::PortClosed => 15,
+            Code::BadAnswer => 16,
+            Code::NoSpace => 17,
+            Code::NoCapacity => 18,
+            Code::SleepFailed => 19,
+            Code::WakeFailed => 20,
+            Code::Timeout => 21,
+            Code::Internal => 22,
+        };
+        for (index, code) in Code::ALL.into_iter().enumerate() {
+            assert_eq!(place(code), index);
+        }
     }
 }

@@ -25,3 +25,12 @@ pub struct Event {
     #[schema(value_type = Object)]
     pub data: serde_json::Map<String, serde_json::Value>,
 }
+
+/// One page of a timeline, oldest first.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct EventPage {
+    /// The entries.
+    pub events: Vec<Event>,
+    /// Give this as `after` to go on: the `seq` of the last entry told, or what was asked for if there was none.
+    pub next_after: u64,
+}

@@ -126,3 +126,107 @@ pub struct SignalRequest {
     #[schema(example = "TERM")]
     pub signal: String,
 }
+
+/// Commands of a sandbox's present life.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ExecList {
+    /// Newest last.
+    pub execs: Vec<Exec>,
+}
+
+/// Text messages of the attach stream. Bytes go in binary messages: the first byte says which stream they belong to
+/// (0 standard input, 1 standard output, 2 standard error).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum AttachMessage {
+    /// Server: the command has ended, all of its output was told; the last message.
+    Exit(Exit),
+    /// Server: it cannot go on; the last message.
+    Error(crate::ApiError),
+    /// Server: the next bytes of this stream begin here, because those before are no longer kept.
+    Gap {
+        /// Which stream.
+        stream: Output,
+        /// Position of the next byte.
+        offset: u64,
+    },
+    /// Server: this many bytes of standard input, counted over this connection, were handed to the command.
+    StdinTaken {
+        /// Bytes.
+        bytes: u64,
+    },
+    /// Client: standard input ends here.
+    CloseStdin,
+    /// Client: send a signal to the command's process group.
+    Signal {
+        /// `TERM`, `SIGTERM` or `15`.
+        signal: String,
+    },
+}
+
+/// First byte of a binary attach message that carries standard input.
+pub const ATTACH_STDIN: u8 = 0;
+/// First byte of a binary attach message that carries standard output.
+pub const ATTACH_STDOUT: u8 = 1;
+/// First byte of a binary attach message that carries standard error.
+pub const ATTACH_STDERR: u8 = 2;
+
+/// Numbers of the signals that may be named, as Linux on x86-64 counts them.
+const SIGNALS: [(&str, i32); 31] = [
+    ("HUP", 1),
+    ("INT", 2),
+    ("QUIT", 3),
+    ("ILL", 4),
+    ("TRAP", 5),
+    ("ABRT", 6),
+    ("BUS", 7),
+    ("FPE", 8),
+    ("KILL", 9),
+    ("USR1", 10),
+    ("SEGV", 11),
+    ("USR2", 12),
+    ("PIPE", 13),
+    ("ALRM", 14),
+    ("TERM", 15),
+    ("STKFLT", 16),
+    ("CHLD", 17),
+    ("CONT", 18),
+    ("STOP", 19),
+    ("TSTP", 20),
+    ("TTIN", 21),
+    ("TTOU", 22),
+    ("URG", 23),
+    ("XCPU", 24),
+    ("XFSZ", 25),
+    ("VTALRM", 26),
+    ("PROF", 27),
+    ("WINCH", 28),
+    ("IO", 29),
+    ("PWR", 30),
+    ("SYS", 31),
+];
+
+/// The number of a signal given as `TERM`, `SIGTERM` or `15` (1-64); `None`: there is no such signal.
+pub fn signal_number(text: &str) -> Option<i32> {
+    if let Ok(number) = text.parse::<i32>() {
+        return (1..=64).contains(&number).then_some(number);
+    }
+    let name = text.strip_prefix("SIG").unwrap_or(text);
+    SIGNALS.iter().find(|(known, _)| *known == name).map(|&(_, number)| number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_by_name_and_number() {
+        let check = |text, number| assert_eq!(signal_number(text), number, "{text}");
+        check("TERM", Some(15));
+        check("SIGKILL", Some(9));
+        check("34", Some(34));
+        for bad in ["0", "65", "-9", "term", "SIG", "", "SIGSIGTERM"] {
+            check(bad, None);
+        }
+    }
+}

@@ -43,7 +43,25 @@ pub struct FileInfo {
 #[serde(deny_unknown_fields)]
 pub struct MoveRequest {
     /// Absolute path that exists.
+    #[schema(example = "/work/old.txt")]
     pub from: String,
     /// Absolute path it shall have; an existing file there is replaced.
+    #[schema(example = "/work/new.txt")]
     pub to: String,
+}
+
+/// What a folder holds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct FileList {
+    /// By name.
+    pub files: Vec<FileInfo>,
+}
+
+/// Makes a folder and those above it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MkdirRequest {
+    /// Absolute path. A folder that exists is a success.
+    #[schema(example = "/work/data")]
+    pub path: String,
 }

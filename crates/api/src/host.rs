@@ -192,7 +192,12 @@ pub trait Host: Send + Sync + 'static {
     async fn delete(&self, id: &SandboxId) -> Result<(), ApiError>;
 
     /// Its timeline after `after`, oldest first, at most `limit`. Asleep is fine.
-    async fn events(&self, id: &SandboxId, after: u64, limit: usize) -> Result<Vec<Event>, ApiError>;
+    async fn events(
+        &self,
+        id: &SandboxId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Event>, ApiError>;
 
     /// Events of all sandboxes as they happen. A slow reader is told that it lost some and reads `events` again.
     fn watch(&self) -> broadcast::Receiver<Event>;
@@ -201,14 +206,24 @@ pub trait Host: Send + Sync + 'static {
     async fn log(&self, id: &SandboxId, log: Log, max_bytes: u64) -> Result<Bytes, ApiError>;
 
     /// Keeps it awake while somebody waits on it (an edge request in progress).
-    async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError>;
+    async fn hold(&self, id: &SandboxId, caller: Caller)
+    -> Result<Answer<Box<dyn Hold>>, ApiError>;
 
     /// Connects to a TCP port in the guest, on its address or on its loopback. A refused port is retried for a while
     /// after a wake or start.
-    async fn connect(&self, id: &SandboxId, port: u16, caller: Caller) -> Result<Answer<Connection>, ApiError>;
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        port: u16,
+        caller: Caller,
+    ) -> Result<Answer<Connection>, ApiError>;
 
     /// Starts a command.
-    async fn exec_start(&self, id: &SandboxId, request: ExecRequest) -> Result<Answer<Exec>, ApiError>;
+    async fn exec_start(
+        &self,
+        id: &SandboxId,
+        request: ExecRequest,
+    ) -> Result<Answer<Exec>, ApiError>;
 
     /// Commands of the present life, newest last.
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError>;
@@ -226,10 +241,21 @@ pub trait Host: Send + Sync + 'static {
     ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError>;
 
     /// Writes to standard input; `close` ends it after these bytes.
-    async fn exec_stdin(&self, id: &SandboxId, exec_id: &str, bytes: Bytes, close: bool) -> Result<Answer<()>, ApiError>;
+    async fn exec_stdin(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        bytes: Bytes,
+        close: bool,
+    ) -> Result<Answer<()>, ApiError>;
 
     /// Sends a signal to the whole process group.
-    async fn exec_signal(&self, id: &SandboxId, exec_id: &str, signal: i32) -> Result<Answer<()>, ApiError>;
+    async fn exec_signal(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        signal: i32,
+    ) -> Result<Answer<()>, ApiError>;
 
     /// Reads a file from `offset`, at most `length` bytes.
     async fn file_read(
@@ -253,13 +279,22 @@ pub trait Host: Send + Sync + 'static {
     async fn file_stat(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError>;
 
     /// What a folder holds, by name.
-    async fn file_list(&self, id: &SandboxId, path: &str) -> Result<Answer<Vec<FileInfo>>, ApiError>;
+    async fn file_list(
+        &self,
+        id: &SandboxId,
+        path: &str,
+    ) -> Result<Answer<Vec<FileInfo>>, ApiError>;
 
     /// Makes a folder and those above it.
     async fn file_mkdir(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError>;
 
     /// Moves or renames.
-    async fn file_move(&self, id: &SandboxId, from: &str, to: &str) -> Result<Answer<FileInfo>, ApiError>;
+    async fn file_move(
+        &self,
+        id: &SandboxId,
+        from: &str,
+        to: &str,
+    ) -> Result<Answer<FileInfo>, ApiError>;
 
     /// Removes a file, or a folder with all that is in it.
     async fn file_remove(&self, id: &SandboxId, path: &str) -> Result<Answer<()>, ApiError>;

@@ -12,7 +12,9 @@ pub const ID_CHARS: usize = 12;
 pub const ALPHABET: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 /// The identity of a sandbox for its whole life: 12 characters of `a-z2-7`.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema)]
+#[derive(
+    Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, utoipa::ToSchema,
+)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, example = "k3vq7mzt2abc", pattern = "^[a-z2-7]{12}$")]
 pub struct SandboxId(String);

@@ -14,70 +14,131 @@ pub const SLEEP_AFTER_SECONDS_MAX: u64 = 31_536_000;
 pub const MEMORY_MIB_DEFAULT: u32 = 512;
 /// Most ports that may hold a sandbox awake.
 pub const AWAKE_PORTS_MAX: usize = 16;
+/// Least and most memory of a sandbox, MiB.
+pub const MEMORY_MIB_RANGE: std::ops::RangeInclusive<u32> = 256..=16_384;
+/// Least and most virtual processors.
+pub const CPUS_RANGE: std::ops::RangeInclusive<u32> = 1..=8;
+/// The longest that holds alone may keep a sandbox awake, milliseconds.
+pub const SLEEP_HOLD_MAX_MS_MAX: u64 = 900_000;
+/// The longest notice before a sleep, milliseconds.
+pub const SLEEP_NOTICE_MS_MAX: u64 = 60_000;
+/// Most characters of a name: it is a DNS label in the guest's host name.
+pub const NAME_CHARS_MAX: usize = 63;
+/// Most labels of a sandbox.
+pub const LABELS_MAX: usize = 64;
+/// Most bytes of an environment, names and values together: the kernel's limit for one `exec` is 2 MiB with the
+/// arguments.
+pub const ENV_BYTES_MAX: usize = 512 * 1024;
 
-/// What a new sandbox shall be. Everything may be left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CreateSandbox {
-    /// 1-63 characters of a-z, 0-9 and `-`, not at the ends; unique. Default: its id.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    #[schema(example = "web")]
-    pub name: Option<String>,
-    /// Image to start from; default `default`.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub image: Option<String>,
-    /// Virtual processors, 1-8; default 1.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub cpus: Option<u32>,
-    /// Memory, 256-16384 MiB; default 512.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub memory_mib: Option<u32>,
-    /// Environment of every command. Fixed at the command's start.
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Free labels.
-    #[serde(default)]
-    pub labels: BTreeMap<String, String>,
-    /// When and how it sleeps.
-    #[serde(flatten)]
-    pub policy: PolicyPatch,
+/// The settings of sleep stand in the bodies that set them, one beside the other: `flatten` would let unknown fields
+/// through. One list makes them all, so that they cannot come apart.
+macro_rules! with_policy {
+    ($(#[$outer:meta])* pub struct $name:ident { $($own:tt)* }) => {
+        $(#[$outer])*
+        pub struct $name {
+            $($own)*
+            /// Seconds of quiet before it sleeps (1-31536000); null: never. Default 30.
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<u64>, minimum = 1, maximum = 31_536_000, example = 30)]
+            pub sleep_after_seconds: Option<Option<u64>>,
+            /// How long it sleeps in memory before it moves to disk, seconds (0: straight to disk; at most 31536000);
+            /// default the host's setting.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(maximum = 31_536_000)]
+            pub memory_tier_seconds: Option<u64>,
+            /// Ports whose upgraded connections keep it awake, at most 16.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(max_items = 16)]
+            pub awake_ports: Option<Vec<u16>>,
+            /// How long holds alone may keep it awake, milliseconds (0-900000); default 30000.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            #[schema(maximum = 900_000)]
+            pub sleep_hold_max_ms: Option<u64>,
+            /// How long before an idle sleep the holders are told, milliseconds (1-60000); null: not told.
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<u64>, minimum = 1, maximum = 60_000)]
+            pub sleep_notice_ms: Option<Option<u64>>,
+        }
+
+        impl $name {
+            /// The settings of sleep alone.
+            pub fn policy(&self) -> PolicyPatch {
+                PolicyPatch {
+                    sleep_after_seconds: self.sleep_after_seconds,
+                    memory_tier_seconds: self.memory_tier_seconds,
+                    awake_ports: self.awake_ports.clone(),
+                    sleep_hold_max_ms: self.sleep_hold_max_ms,
+                    sleep_notice_ms: self.sleep_notice_ms,
+                }
+            }
+        }
+    };
 }
 
-/// The settings of sleep; absent ones stay as they are (at create: the defaults).
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+with_policy! {
+    /// What a new sandbox shall be. Everything may be left out.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+    #[serde(deny_unknown_fields)]
+    #[schema(example = json!({"name": "web", "sleep_after_seconds": 5, "env": {"MODE": "demo"}}))]
+    pub struct CreateSandbox {
+        /// 1-63 characters of a-z, 0-9 and `-`, not at the ends; unique. Default: its id.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[schema(example = "web", min_length = 1, max_length = 63, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+        pub name: Option<String>,
+        /// Image to start from; default `default`.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        pub image: Option<String>,
+        /// Virtual processors, 1-8; default 1.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[schema(minimum = 1, maximum = 8)]
+        pub cpus: Option<u32>,
+        /// Memory, 256-16384 MiB; default 512.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[schema(minimum = 256, maximum = 16_384)]
+        pub memory_mib: Option<u32>,
+        /// Environment of every command. Fixed at the command's start.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        pub env: BTreeMap<String, String>,
+        /// Free labels, at most 64.
+        #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+        pub labels: BTreeMap<String, String>,
+    }
+}
+
+with_policy! {
+    /// Changes of a sandbox; what is absent stays as it is.
+    #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+    #[serde(deny_unknown_fields)]
+    #[schema(example = json!({"sleep_after_seconds": 300}))]
+    pub struct UpdateSandbox {
+        /// A new name.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[schema(min_length = 1, max_length = 63, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
+        pub name: Option<String>,
+        /// Replaces all labels.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        pub labels: Option<BTreeMap<String, String>>,
+    }
+}
+
+/// The settings of sleep, as a host is told them; absent ones stay as they are (at create: the defaults).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PolicyPatch {
-    /// Seconds of quiet before it sleeps (1-31536000); null: never. Default 30.
+    /// Seconds of quiet before it sleeps; `Some(None)`: never.
     #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
     pub sleep_after_seconds: Option<Option<u64>>,
-    /// How long it sleeps in memory before it moves to disk, seconds (0: straight to disk); default the host's setting.
+    /// How long it sleeps in memory before it moves to disk, seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_tier_seconds: Option<u64>,
     /// Ports whose upgraded connections keep it awake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub awake_ports: Option<Vec<u16>>,
-    /// How long holds alone may keep it awake, milliseconds (0-900000); default 30000.
+    /// How long holds alone may keep it awake, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sleep_hold_max_ms: Option<u64>,
-    /// How long before an idle sleep the holders are told, milliseconds (1-60000); null: not told.
+    /// How long before an idle sleep the holders are told, milliseconds; `Some(None)`: not told.
     #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<u64>)]
     pub sleep_notice_ms: Option<Option<u64>>,
-}
-
-/// Changes of a sandbox.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct UpdateSandbox {
-    /// A new name.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub name: Option<String>,
-    /// Replaces all labels.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub labels: Option<BTreeMap<String, String>>,
-    /// When and how it sleeps.
-    #[serde(flatten)]
-    pub policy: PolicyPatch,
 }
 
 /// A fork.
@@ -208,6 +269,34 @@ pub struct Link {
     pub port: u16,
 }
 
+/// One page of sandboxes, oldest first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct SandboxPage {
+    /// The sandboxes.
+    pub sandboxes: Vec<Sandbox>,
+    /// Give this as `cursor` for the next page; absent on the last one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub next_cursor: Option<String>,
+}
+
+/// Why a sandbox is awake or asleep, and what happened to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct Why {
+    /// The sandbox.
+    pub sandbox: Sandbox,
+    /// One sentence for a person: what it does and why.
+    #[schema(
+        example = "`web` sleeps in memory since 2026-11-30T10:15:30.123Z; anything that needs it wakes it"
+    )]
+    pub summary: String,
+    /// How often it was woken, over all the timeline that is kept.
+    pub wakes: u64,
+    /// How often it fell asleep, over all the timeline that is kept.
+    pub sleeps: u64,
+    /// The newest entries of its timeline, oldest first, at most 100.
+    pub timeline: Vec<crate::Event>,
+}
+
 /// Tells a field that is null from one that is absent.
 fn some_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
@@ -215,4 +304,24 @@ where
     D: Deserializer<'de>,
 {
     Option::<T>::deserialize(deserializer).map(Some)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_is_not_absent() {
+        let absent: UpdateSandbox = serde_json::from_str("{}").unwrap();
+        let null: UpdateSandbox = serde_json::from_str(r#"{"sleep_after_seconds": null}"#).unwrap();
+        assert_eq!((absent.sleep_after_seconds, null.sleep_after_seconds), (None, Some(None)));
+        assert_eq!(serde_json::to_string(&null).unwrap(), r#"{"sleep_after_seconds":null}"#);
+    }
+
+    #[test]
+    fn unknown_fields_are_refused() {
+        let error =
+            serde_json::from_str::<CreateSandbox>(r#"{"sleep_after": 5}"#).unwrap_err().to_string();
+        assert!(error.contains("unknown field `sleep_after`"), "{error}");
+    }
 }
