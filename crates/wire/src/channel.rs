@@ -105,6 +105,33 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// The host sends `Data` on this channel and ends it with `Fin`. For all others the host's direction is closed from
+    /// the start.
+    pub fn host_sends(&self) -> bool {
+        match self {
+            Self::ExecStdin { .. }
+            | Self::FileWrite(_)
+            | Self::TreeWrite { .. }
+            | Self::Connect { .. } => true,
+            Self::Ping
+            | Self::Sample
+            | Self::ExecStart(_)
+            | Self::ExecWait(_)
+            | Self::ExecOutput { .. }
+            | Self::ExecSignal { .. }
+            | Self::ExecList
+            | Self::FileRead { .. }
+            | Self::FileStat { .. }
+            | Self::FileList { .. }
+            | Self::FileMkdir { .. }
+            | Self::FileRename { .. }
+            | Self::FileRemove { .. }
+            | Self::TreeRead { .. } => false,
+        }
+    }
+}
+
 /// What the guest answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {

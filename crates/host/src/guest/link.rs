@@ -1,0 +1,527 @@
+//! The link as its owner sees it: attach, quiesce, wake, lose. How bytes get through is in `connection`.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    net::UnixStream,
+    sync::{mpsc, oneshot, watch},
+    task::AbortHandle,
+};
+use wire::{
+    Failure, Frame, GuestHello, HostHello, Identity, LinkId, Quiesce, Quiesced, ToGuest,
+    VersionRange, Wake, Woke, control::ENTROPY_LEN,
+};
+
+use super::{
+    channel::Entry,
+    connection::{self, Control, Then},
+};
+
+/// What is known about the guest's decoder and channels when a socket is given to a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Continuity {
+    /// The guest may be in the middle of a frame: it runs (or boots), and another link had it. All channels begin anew.
+    Unknown,
+    /// The guest was quiesced by another link, or nobody has spoken with it since its template was saved. All channels begin anew.
+    Clean,
+    /// The guest was quiesced by this very link: channels go on.
+    Resumed,
+}
+
+/// Where a link is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LinkState {
+    /// There is no guest: never attached, or lost. Requests end at once.
+    Detached,
+    /// The guest answers.
+    Running,
+    /// The guest was told to stand still and has not answered, or did not in time. [`GuestLink::wake`] ends this.
+    Quiescing,
+    /// The guest stands still. Requests wait.
+    Quiesced,
+    /// It stands still and there is no socket: it is saved. Requests wait.
+    Parked,
+}
+
+/// How to stand still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuiesceOptions {
+    /// Write everything to the guest's disk.
+    pub sync: bool,
+    /// Drop clean caches, so that the saved memory gets smaller (0.06–0.5 s).
+    pub drop_caches: bool,
+}
+
+/// How to wake. The wall clock and fresh entropy are added by the link at the moment of sending.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct WakeParams {
+    /// A new identity, for a fork or a clone.
+    pub identity: Option<Identity>,
+    /// A copy of a guest that may still run: see [`Wake::fork`].
+    pub fork: bool,
+}
+
+/// Why the link itself failed. The guest is then in an unknown state unless the text says otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LinkError {
+    /// The call does not fit the state; nothing was done.
+    #[error("cannot {call} a guest link that is {state:?}")]
+    State {
+        /// What was asked.
+        call: &'static str,
+        /// The state that does not allow it.
+        state: LinkState,
+    },
+    /// The guest did not answer in time.
+    #[error("guest did not answer {call} within {limit:?}")]
+    TimedOut {
+        /// What was asked.
+        call: &'static str,
+        /// How long was waited.
+        limit: Duration,
+    },
+    /// The link broke while waiting.
+    #[error("guest is gone: {reason}")]
+    Lost {
+        /// Why.
+        reason: String,
+    },
+    /// The two sides have no version in common; the guest must be booted with a newer agent.
+    #[error("guest agent speaks protocol {guest:?}, this host {host:?}")]
+    Version {
+        /// What the guest speaks.
+        guest: VersionRange,
+        /// What we speak.
+        host: VersionRange,
+    },
+    /// No random bytes could be had for the guest.
+    #[error("draw entropy for the guest: {reason}")]
+    Entropy {
+        /// The operating system's error.
+        reason: String,
+    },
+}
+
+/// Why a guest is not awake.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WakeError {
+    /// The link failed.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The guest answered, but keeps the user's programs frozen because a step failed that may not (a fork's entropy, thawing).
+    #[error("guest does not run: {}", failed_steps(.0))]
+    NotRunning(Woke),
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GuestError {
+    /// The guest says no.
+    #[error(transparent)]
+    Failed(#[from] Failure),
+    /// The guest is gone, and with it what was under way.
+    #[error("guest is gone: {reason}")]
+    Gone {
+        /// Why.
+        reason: String,
+    },
+    /// The guest did not answer in the time that it ran.
+    #[error("guest did not answer {request} within {limit:?}")]
+    TimedOut {
+        /// What was asked.
+        request: &'static str,
+        /// How long was waited, not counting time that the guest stood still.
+        limit: Duration,
+    },
+    /// The guest ended the channel in the middle.
+    #[error("guest reset the channel of {request}")]
+    Reset {
+        /// What was asked.
+        request: &'static str,
+    },
+    /// The guest answered something that is no answer to this.
+    #[error("guest gave no sensible answer to {request}")]
+    BadAnswer {
+        /// What was asked.
+        request: &'static str,
+    },
+    /// Too many requests on one guest at a time ([`wire::CHANNELS_MAX`]).
+    #[error("more than {} requests at once on one guest", wire::CHANNELS_MAX)]
+    Busy,
+    /// The request does not fit into a frame.
+    #[error("request of {bytes} bytes is over the limit of {max} bytes")]
+    TooLarge {
+        /// Its size in bytes.
+        bytes: usize,
+        /// The limit in bytes.
+        max: usize,
+    },
+}
+
+impl From<GuestError> for std::io::Error {
+    fn from(error: GuestError) -> Self {
+        Self::other(error)
+    }
+}
+
+/// The host's end of the channel to one guest agent; a cheap handle, clone it freely.
+#[derive(Debug, Clone)]
+pub struct GuestLink {
+    pub(super) inner: Arc<Inner>,
+}
+
+impl GuestLink {
+    /// A link without a guest. `id` must be random and new: it is how a guest tells this link from any before it, also from
+    /// the one whose copy a fork carries in its memory.
+    pub fn new(id: LinkId) -> Self {
+        let (outbound, queue) = mpsc::unbounded_channel();
+        Self {
+            inner: Arc::new(Inner {
+                id,
+                state: watch::Sender::new(LinkState::Detached),
+                core: Mutex::new(Core::default()),
+                outbound,
+                queue: Arc::new(tokio::sync::Mutex::new(queue)),
+            }),
+        }
+    }
+
+    /// A link with a random id.
+    ///
+    /// # Errors
+    /// When the operating system gives no random bytes.
+    pub fn random() -> Result<Self, LinkError> {
+        Ok(Self::new(LinkId(random()?)))
+    }
+
+    /// Where the link is.
+    pub fn state(&self) -> LinkState {
+        *self.inner.state.borrow()
+    }
+
+    /// To be told when the state changes, such as [`LinkState::Detached`] when the guest went away by itself.
+    pub fn watch_state(&self) -> watch::Receiver<LinkState> {
+        self.inner.state.subscribe()
+    }
+
+    /// What the guest said of itself when it was last met.
+    pub fn hello(&self) -> Option<GuestHello> {
+        self.inner.core().hello.clone()
+    }
+
+    /// Begins to speak over a socket. With [`Continuity::Resumed`] nothing is sent and the answer is the one of the first
+    /// meeting; otherwise the guest is greeted, and `limit` must cover its boot.
+    ///
+    /// Afterwards the link is `Running`, or `Quiesced` if the guest stands still: then [`wake`](Self::wake) is next.
+    ///
+    /// # Errors
+    /// On any error the link is `Detached`, but a `Resumed` one that is refused for its state stays as it is.
+    pub async fn attach(
+        &self,
+        socket: UnixStream,
+        continuity: Continuity,
+        limit: Duration,
+    ) -> Result<GuestHello, LinkError> {
+        if continuity == Continuity::Resumed {
+            return self.resume(socket);
+        }
+        self.inner.lose("another guest takes its place");
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut core = self.inner.core();
+            core.epoch += 1;
+            core.answers.hello = Some(answer);
+            let hello = HostHello { link: self.inner.id, versions: wire::VERSIONS };
+            let connection = connection::start(&self.inner, socket, core.epoch, Phase::Greeting);
+            if continuity == Continuity::Unknown {
+                connection.send(Control { bytes: wire::frame::preamble(), then: Then::Stay });
+            }
+            connection.send(Control::message(&ToGuest::Hello(hello), Then::Stay));
+            core.connection = Some(connection);
+        }
+        // A caller that gives up must not leave a half-met guest behind.
+        let undo = OnDrop(Some(|| self.inner.lose("gave up greeting")));
+        let hello = self.answer("hello", limit, answered).await?;
+        if wire::VERSIONS.agree(hello.versions).is_none() {
+            return Err(LinkError::Version { guest: hello.versions, host: wire::VERSIONS });
+        }
+        undo.disarm();
+        let mut core = self.inner.core();
+        core.hello = Some(hello.clone());
+        if hello.quiesced {
+            self.inner.state.send_replace(LinkState::Quiesced);
+        } else {
+            core.tell(Control { bytes: Vec::new(), then: Then::Go })?;
+            self.inner.state.send_replace(LinkState::Running);
+        }
+        Ok(hello)
+    }
+
+    fn resume(&self, socket: UnixStream) -> Result<GuestHello, LinkError> {
+        let mut core = self.inner.core();
+        let state = self.state();
+        let (LinkState::Parked | LinkState::Quiesced, Some(hello)) = (state, core.hello.clone())
+        else {
+            return Err(LinkError::State { call: "resume", state });
+        };
+        core.connection = Some(connection::start(&self.inner, socket, core.epoch, Phase::Met));
+        self.inner.state.send_replace(LinkState::Quiesced);
+        Ok(hello)
+    }
+
+    /// Makes the guest stand still, with nothing under way in either direction. Afterwards the machine may be stopped.
+    ///
+    /// May be given up at any time, by dropping it or by its limit: then [`wake`](Self::wake) is next.
+    ///
+    /// # Errors
+    /// When the link is not `Running`; when no answer comes within `limit`.
+    pub async fn quiesce(
+        &self,
+        options: QuiesceOptions,
+        limit: Duration,
+    ) -> Result<Quiesced, LinkError> {
+        let (answer, answered) = oneshot::channel();
+        {
+            let mut core = self.inner.core();
+            let state = self.state();
+            if state != LinkState::Running {
+                return Err(LinkError::State { call: "quiesce", state });
+            }
+            core.attempt += 1;
+            let quiesce = Quiesce {
+                attempt: core.attempt,
+                sync: options.sync,
+                drop_caches: options.drop_caches,
+                freeze_limit_ms: FREEZE_LIMIT_MS,
+            };
+            core.answers.quiesced = Some((core.attempt, answer));
+            core.tell(Control::message(&ToGuest::Quiesce(quiesce), Then::Hold))?;
+            self.inner.state.send_replace(LinkState::Quiescing);
+        }
+        self.answer("quiesce", limit, answered).await
+    }
+
+    /// Sets clock and entropy (and identity) right and lets the user's programs go on, then everything that waited.
+    ///
+    /// Also ends a quiesce that is under way. Harmless on a guest that runs.
+    ///
+    /// # Errors
+    /// When the guest keeps the user's programs frozen, it says so by step; call again to try again.
+    pub async fn wake(&self, params: WakeParams, limit: Duration) -> Result<Woke, WakeError> {
+        let (answer, answered) = oneshot::channel();
+        let entropy = random::<ENTROPY_LEN>()?.to_vec();
+        {
+            let mut core = self.inner.core();
+            let state = self.state();
+            if matches!(state, LinkState::Detached | LinkState::Parked) {
+                return Err(LinkError::State { call: "wake", state }.into());
+            }
+            core.attempt += 1;
+            let wake = Wake {
+                link: self.inner.id,
+                attempt: core.attempt,
+                realtime_ns: Some(realtime_ns()),
+                entropy,
+                identity: params.identity,
+                fork: params.fork,
+            };
+            core.answers.quiesced = None;
+            core.answers.woke = Some((core.attempt, answer));
+            core.tell(Control::message(&ToGuest::Wake(wake), Then::Stay))?;
+        }
+        let woke = self.answer("wake", limit, answered).await?;
+        if !woke.running {
+            return Err(WakeError::NotRunning(woke));
+        }
+        Ok(woke)
+    }
+
+    /// The machine is saved and its QEMU goes: lets the socket go and keeps the channels for [`Continuity::Resumed`].
+    ///
+    /// # Errors
+    /// When the guest does not stand still.
+    pub fn detach(&self) -> Result<(), LinkError> {
+        let mut core = self.inner.core();
+        match self.state() {
+            LinkState::Parked => Ok(()),
+            LinkState::Quiesced => {
+                core.connection = None;
+                self.inner.state.send_replace(LinkState::Parked);
+                Ok(())
+            }
+            state => Err(LinkError::State { call: "detach", state }),
+        }
+    }
+
+    /// The guest is dead: everything that waits on it ends with [`GuestError::Gone`].
+    pub fn lost(&self, reason: &str) {
+        self.inner.lose(reason);
+    }
+
+    async fn answer<T>(
+        &self,
+        call: &'static str,
+        limit: Duration,
+        answered: oneshot::Receiver<T>,
+    ) -> Result<T, LinkError> {
+        match tokio::time::timeout(limit, answered).await {
+            Ok(Ok(answer)) => Ok(answer),
+            Ok(Err(_)) => {
+                let reason = self.inner.core().gone.clone();
+                Err(LinkError::Lost { reason: reason.unwrap_or_else(|| "superseded".into()) })
+            }
+            Err(_) => Err(LinkError::TimedOut { call, limit }),
+        }
+    }
+}
+
+/// How long the guest may take to freeze the user's programs, in milliseconds. Milliseconds are usual; a program in an
+/// uninterruptible wait holds it up, and then the guest says so instead of waiting on.
+pub const FREEZE_LIMIT_MS: u32 = 1_000;
+
+/// What all handles of a link share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    id: LinkId,
+    pub(super) state: watch::Sender<LinkState>,
+    core: Mutex<Core>,
+    /// Frames of channels on their way out. Unbounded as a type, bounded by credit: no channel puts more than its window in.
+    pub(super) outbound: mpsc::UnboundedSender<(u64, Frame)>,
+    /// The other end of it, held by the writer of the connection.
+    pub(super) queue: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<(u64, Frame)>>>,
+}
+
+/// Whether the guest has answered on this connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// What comes before its `Hello` is from an earlier life.
+    Greeting,
+    /// It is met.
+    Met,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Core {
+    pub(super) connection: Option<Connection>,
+    /// Goes up with each guest that is met; frames and channels of an earlier one are dropped.
+    pub(super) epoch: u64,
+    pub(super) channels: HashMap<u32, Entry>,
+    pub(super) channel_last: u32,
+    pub(super) answers: Answers,
+    pub(super) hello: Option<GuestHello>,
+    pub(super) gone: Option<String>,
+    attempt: u64,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Answers {
+    pub(super) hello: Option<oneshot::Sender<GuestHello>>,
+    pub(super) quiesced: Option<(u64, oneshot::Sender<Quiesced>)>,
+    pub(super) woke: Option<(u64, oneshot::Sender<Woke>)>,
+}
+
+/// The two tasks that serve a socket; they end with this.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) control: mpsc::UnboundedSender<Control>,
+    pub(super) tasks: [AbortHandle; 2],
+    pub(super) number: u64,
+}
+
+impl Connection {
+    fn send(&self, control: Control) {
+        // The writer's end is there until the connection is dropped or the socket fails, which the reader reports.
+        let _gone = self.control.send(control);
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        for task in &self.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Core {
+    fn tell(&self, control: Control) -> Result<(), LinkError> {
+        match &self.connection {
+            Some(connection) => {
+                connection.send(control);
+                Ok(())
+            }
+            None => Err(LinkError::Lost {
+                reason: self.gone.clone().unwrap_or_else(|| "no connection".into()),
+            }),
+        }
+    }
+}
+
+impl Inner {
+    pub(super) fn id(&self) -> LinkId {
+        self.id
+    }
+
+    pub(super) fn core(&self) -> MutexGuard<'_, Core> {
+        // No code under this lock can leave it half changed, so a panic elsewhere costs nothing here.
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection and all channels.
+    pub(super) fn lose(&self, reason: &str) {
+        let mut core = self.core();
+        core.connection = None;
+        core.gone = Some(reason.to_owned());
+        core.answers = Answers::default();
+        for (_, entry) in core.channels.drain() {
+            entry.gone(reason);
+        }
+        core.epoch += 1;
+        self.state.send_replace(LinkState::Detached);
+    }
+}
+
+/// Does something on the way out unless disarmed.
+struct OnDrop<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> OnDrop<F> {
+    fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl<F: FnOnce()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        if let Some(act) = self.0.take() {
+            act();
+        }
+    }
+}
+
+fn random<const N: usize>() -> Result<[u8; N], LinkError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| LinkError::Entropy { reason: error.to_string() })?;
+    Ok(bytes)
+}
+
+fn realtime_ns() -> i64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
+}
+
+fn failed_steps(woke: &Woke) -> String {
+    let failed: Vec<String> = woke
+        .steps
+        .iter()
+        .filter_map(|report| match &report.outcome {
+            wire::StepOutcome::Failed(text) => Some(format!("{:?}: {text}", report.step)),
+            wire::StepOutcome::Done | wire::StepOutcome::Skipped => None,
+        })
+        .collect();
+    failed.join("; ")
+}
