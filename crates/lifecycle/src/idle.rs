@@ -165,8 +165,13 @@ impl Facts {
         self.sample_at.unwrap_or(self.awake_since)
     }
 
-    pub(crate) fn has_fresh_sample(&self, now: Time) -> bool {
-        self.sample_at.is_some_and(|at| now.ms_since(at) <= SAMPLE_FRESH_MS)
+    pub(crate) fn has_sample(&self, now: Time, newer_than_ms: u64) -> bool {
+        self.sample_at.is_some_and(|at| now.ms_since(at) <= newer_than_ms)
+    }
+
+    /// It falls asleep: a timer that has fired already is none to wake for.
+    pub(crate) fn drop_fired_timer(&mut self, now: Time) {
+        self.timer_due = self.timer_due.filter(|&due| due > now);
     }
 
     /// `hold_counts`: whether lowering the last hold begins a new quiet time (not after a notice with `cap`, S13).
@@ -272,7 +277,7 @@ pub(crate) fn sandbox_verdict(policy: &Policy, facts: &Facts, now: Time) -> Verd
         Some((since, None)) => awake.quiet_since_silently(since),
         None => {}
     }
-    if !facts.has_fresh_sample(now) {
+    if !facts.has_sample(now, SAMPLE_FRESH_MS) {
         awake.open(Reason::NoSample);
     }
     if facts.tcp > 0 {

@@ -17,6 +17,10 @@ pub const SAMPLE_EVERY_MS: u64 = 1_000;
 /// counts as idle.
 pub const SAMPLE_FRESH_MS: u64 = 2_500;
 
+/// It is put to sleep for idleness only on a sample no older than so many milliseconds; if there is none at that moment,
+/// one is asked for ([`Work::Sample`](crate::Work::Sample)). What a guest began since then is stopped halfway.
+pub const SAMPLE_AT_SLEEP_MS: u64 = 250;
+
 /// After so many milliseconds without a sample a running guest is reported as silent
 /// ([`What::GuestSilent`](crate::What::GuestSilent)).
 pub const SAMPLE_SILENCE_MS: u64 = 15_000;

@@ -20,8 +20,8 @@ impl Attempt {
 /// Something the host must do now.
 ///
 /// An order with a new attempt number supersedes every earlier one: the host finishes or abandons what it was
-/// doing for the older attempt, whose outcome it need not report any more. [`Work::Cancel`] and [`Work::Notice`]
-/// are remarks on what goes on and carry the attempt they belong to.
+/// doing for the older attempt, whose outcome it need not report any more. [`Work::Cancel`], [`Work::Sample`] and
+/// [`Work::Notice`] are remarks beside the order under way: they supersede nothing and carry the newest number again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     /// To be repeated in the report.
@@ -65,6 +65,9 @@ pub enum Work {
     },
     /// End the machine if there is one and remove all that belongs to the sandbox. Answer: [`Report::Destroyed`].
     Destroy,
+    /// Ask the guest for a [`Sample`](crate::Sample) now, without waiting for the next regular one; pass it on as always.
+    /// It is about to be put to sleep, and what the guest said last is too old for that.
+    Sample,
     /// Tell every program connected to the guest's awake socket that it sleeps soon (S13). Has no answer.
     Notice {
         /// How long until it sleeps, in milliseconds.

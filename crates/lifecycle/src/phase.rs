@@ -109,6 +109,9 @@ pub enum Phase {
         code: FailureCode,
         /// When.
         since: Time,
+        /// Whether its memory is still stored: it could not be woken. A restart discards it and says so, with
+        /// `machine_lost` (S24).
+        saved: bool,
     },
     /// It is being removed.
     Deleting {
