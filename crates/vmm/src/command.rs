@@ -1,0 +1,181 @@
+//! QEMU's command line. Pure: text from values.
+//!
+//! Its shaping part, [`machine_line`], is what a saved state depends on: changing it strands stored machines (their fingerprint no
+//! longer agrees), so it must only grow a second variant beside the first.
+
+use std::os::fd::RawFd;
+use std::path::Path;
+
+use crate::qemu::{Accelerator, Qemu};
+use crate::spec::{BootImage, GUEST_PORT, MachineSpec};
+
+/// TCG's translation buffer, MiB. 16 to 32 halves the anonymous memory of a booted QEMU and slows nothing that was measured.
+const TCG_BUFFER_MIB: u32 = 32;
+
+/// The descriptors QEMU inherits, under their numbers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Numbers {
+    pub(crate) qmp: RawFd,
+    pub(crate) guest: RawFd,
+    pub(crate) tap: Option<RawFd>,
+}
+
+/// How the machine comes to life.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Start<'a> {
+    /// From a kernel.
+    Boot(&'a BootImage),
+    /// From a state that comes over QMP; it then stands until `cont`.
+    Incoming,
+}
+
+/// All arguments after the program's name.
+pub(crate) fn arguments(
+    qemu: &Qemu,
+    spec: &MachineSpec,
+    numbers: Numbers,
+    start: Start<'_>,
+) -> Vec<String> {
+    let mut line = Arguments(Vec::new());
+    for folder in &qemu.data_dirs {
+        line.pair("-L", text(folder));
+    }
+    line.pair("-name", format!("guest={},debug-threads=on", spec.label));
+    line.pair("-machine", machine_type());
+    line.pair(
+        "-accel",
+        match qemu.accelerator {
+            Accelerator::Kvm => "kvm".to_owned(),
+            Accelerator::Tcg => format!("tcg,tb-size={TCG_BUFFER_MIB}"),
+        },
+    );
+    line.pair("-cpu", qemu.cpu_model().to_owned());
+    line.pair("-smp", smp(spec));
+    line.pair("-m", size(spec));
+    line.0.extend(["-nodefaults", "-no-user-config", "-no-reboot"].map(str::to_owned));
+    line.pair("-display", "none".to_owned());
+    // `debug-threads` names the threads; `-sandbox` denies what a taken-over QEMU would want first. With `spawn=deny` there is no `exec:`
+    // migration (7.2 is killed for trying), hence states by descriptor.
+    line.pair(
+        "-sandbox",
+        "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny".to_owned(),
+    );
+    line.pair("-object", memory_argument(spec));
+    line.pair("-chardev", format!("socket,id=qmp,fd={},server=on,wait=off", numbers.qmp));
+    line.pair("-mon", "chardev=qmp,mode=control".to_owned());
+    line.pair(
+        "-chardev",
+        format!("file,id=console,path={},append=on", escaped(&spec.outlets.console)),
+    );
+    line.pair("-serial", "chardev:console".to_owned());
+    line.pair("-chardev", format!("socket,id=guest,fd={},server=on,wait=off", numbers.guest));
+    if let Some(disk) = &spec.disk {
+        line.pair("-blockdev", blockdev_base(&disk.base));
+        line.pair("-blockdev", blockdev_overlay(&disk.overlay));
+    }
+    if let (Some(_), Some(tap)) = (&spec.network, numbers.tap) {
+        line.pair("-netdev", format!("tap,id=net,fd={tap}"));
+    }
+    for device in devices(spec) {
+        line.pair("-device", device);
+    }
+    match start {
+        Start::Boot(image) => {
+            line.pair("-kernel", text(&image.kernel));
+            line.pair("-initrd", text(&image.initrd));
+            line.pair("-append", image.cmdline.clone());
+        }
+        Start::Incoming => {
+            line.0.push("-S".to_owned());
+            line.pair("-incoming", "defer".to_owned());
+        }
+    }
+    line.0
+}
+
+/// What of the command line shapes a saved state.
+pub(crate) fn machine_line(spec: &MachineSpec) -> String {
+    let mut parts = vec![machine_type(), format!("smp={}", smp(spec)), format!("m={}", size(spec))];
+    // The address is in the state too, but a restored clone may be given another: QEMU takes the state's.
+    parts.extend(devices(&MachineSpec { network: None, ..spec.clone() }));
+    if spec.network.is_some() {
+        parts.push("virtio-net-device".to_owned());
+    }
+    parts.join(" ")
+}
+
+/// The memory object. Its path makes it unique among the command lines of a host.
+pub(crate) fn memory_argument(spec: &MachineSpec) -> String {
+    format!(
+        "memory-backend-file,id=ram,size={},mem-path={},share=on,dump=off,merge=off",
+        size(spec),
+        escaped(&spec.memory)
+    )
+}
+
+fn machine_type() -> String {
+    // rtc=off costs 2 s of boot; ACPI stays on, for Debian's kernels find virtio-mmio only through it.
+    "microvm,memory-backend=ram,rtc=on".to_owned()
+}
+
+fn smp(spec: &MachineSpec) -> String {
+    spec.cpus.to_string()
+}
+
+fn size(spec: &MachineSpec) -> String {
+    format!("{}M", spec.memory_mib)
+}
+
+/// The devices, in the order in which they get their addresses.
+fn devices(spec: &MachineSpec) -> Vec<String> {
+    let mut devices = vec![
+        "virtio-serial-device,max_ports=2".to_owned(),
+        format!("virtserialport,chardev=guest,name={GUEST_PORT},nr=1"),
+    ];
+    if spec.disk.is_some() {
+        devices.push("virtio-blk-device,drive=disk".to_owned());
+    }
+    if let Some(network) = &spec.network {
+        let [a, b, c, d, e, f] = network.mac;
+        devices.push(format!(
+            "virtio-net-device,netdev=net,mac={a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
+        ));
+    }
+    devices.push("virtio-balloon-device,free-page-reporting=on".to_owned());
+    // Tells a panic from a reboot, if the guest has the driver.
+    devices.push("pvpanic".to_owned());
+    devices
+}
+
+/// Shared by many machines and written by none: no locks, read-only.
+fn blockdev_base(base: &Path) -> String {
+    format!(
+        "driver=raw,node-name=base,read-only=on,file.driver=file,file.filename={},file.locking=off,file.read-only=on",
+        escaped(base)
+    )
+}
+
+fn blockdev_overlay(overlay: &Path) -> String {
+    format!(
+        "driver=qcow2,node-name=disk,discard=unmap,detect-zeroes=unmap,file.driver=file,file.filename={},file.discard=unmap,backing=base",
+        escaped(overlay)
+    )
+}
+
+/// In QEMU's option lists a comma ends a value, two stand for one.
+fn escaped(path: &Path) -> String {
+    text(path).replace(',', ",,")
+}
+
+/// `MachineSpec::validate` has made sure that nothing is lost here.
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn pair(&mut self, name: &str, value: String) {
+        self.0.extend([name.to_owned(), value]);
+    }
+}

@@ -1,0 +1,17 @@
+//! The machine's network device on the host's side.
+//!
+//! The daemon makes the tap, keeps it persistent (it survives the daemon), and passes its descriptor to each QEMU in turn. All of them have
+//! the same open file, hence the same queue: what arrives while no QEMU reads waits there.
+
+mod activity;
+mod device;
+mod injector;
+mod link;
+mod reader;
+
+pub use crate::descriptor::TakeError;
+pub use activity::ActivityWatch;
+pub use device::{Tap, TapError};
+pub use injector::Injector;
+pub use link::{LinkSetup, set_up};
+pub use reader::{Frame, Reader};
