@@ -36,6 +36,7 @@ pub use start::{StartError, Started};
 
 use crate::exit::{Exit, ExitWatch};
 use crate::process::{Process, ProcessId, ProcessState};
+use crate::qemu::Fingerprint;
 use crate::qmp::{Qmp, QmpError};
 use crate::spec::{GUEST_SOCKET, Outlets, QMP_SOCKET};
 use watch::{Asked, Watched};
@@ -57,6 +58,8 @@ pub struct Machine {
     /// None only for a machine that was adopted while its process was stopped.
     qmp: Option<Qmp>,
     watched: Watched,
+    fingerprint: Fingerprint,
+    started: Started,
 }
 
 /// What the guest does, by QEMU's word.
@@ -117,6 +120,21 @@ impl Machine {
     /// Its sockets and logs.
     pub fn outlets(&self) -> &Outlets {
         &self.outlets
+    }
+
+    /// What a state that it saves will depend on. For a restored machine that is what its state depended on.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
+    /// How long its start took. All zero for an adopted machine.
+    pub fn started(&self) -> Started {
+        self.started
+    }
+
+    /// How it ended, if it has.
+    pub fn exit(&self) -> Option<Exit> {
+        self.watched.exit().exited_yet()
     }
 
     /// Tells when it ends.

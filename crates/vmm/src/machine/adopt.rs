@@ -4,8 +4,9 @@ use std::io;
 use std::sync::Arc;
 
 use super::watch::Watched;
-use super::{GuestState, Machine, OrderError};
+use super::{GuestState, Machine, OrderError, Started};
 use crate::process::{NoProcess, Process, ProcessId, ProcessState};
+use crate::qemu::Fingerprint;
 use crate::spec::Outlets;
 
 /// How an adopted machine was found.
@@ -32,14 +33,24 @@ pub enum AdoptError {
 }
 
 impl Machine {
-    /// Takes up a running or stopped machine. Must not be called while another `Machine` for it exists: QEMU serves one QMP connection at a time.
-    pub async fn adopt(id: &ProcessId, outlets: &Outlets) -> Result<(Self, Adopted), AdoptError> {
+    /// Takes up a running or stopped machine; `fingerprint` is what [`Machine::fingerprint`] said when it was started. Must not be called while another `Machine` for it exists: QEMU serves one QMP connection at a time.
+    pub async fn adopt(
+        id: &ProcessId,
+        outlets: &Outlets,
+        fingerprint: &Fingerprint,
+    ) -> Result<(Self, Adopted), AdoptError> {
         let process = Process::find(id)?;
         let stopped = process.state() == ProcessState::Stopped;
         let watched =
             Watched::begin(&process, None, outlets, !stopped).map_err(AdoptError::Watch)?;
-        let mut machine =
-            Self { process: Arc::new(process), outlets: outlets.clone(), qmp: None, watched };
+        let mut machine = Self {
+            process: Arc::new(process),
+            outlets: outlets.clone(),
+            qmp: None,
+            watched,
+            fingerprint: fingerprint.clone(),
+            started: Started::default(),
+        };
         if stopped {
             return Ok((machine, Adopted::Stopped));
         }

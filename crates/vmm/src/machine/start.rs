@@ -17,7 +17,7 @@ use crate::command::{Numbers, Start, arguments};
 use crate::exit::Exit;
 use crate::files::{FileError, log_tail};
 use crate::process::Process;
-use crate::qemu::Qemu;
+use crate::qemu::{Fingerprint, Mismatch, Qemu};
 use crate::qmp::{Qmp, QmpError};
 use crate::socket;
 use crate::spawn::{Given, spawn};
@@ -48,6 +48,9 @@ pub enum StartError {
     /// A field cannot be.
     #[error("machine is not valid")]
     Spec(#[from] InvalidSpec),
+    /// The state is another QEMU's or machine's.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
     /// The stored state must not be used.
     #[error(transparent)]
     State(#[from] StateError),
@@ -102,50 +105,64 @@ impl Machine {
         qemu: &Qemu,
         spec: &MachineSpec,
         image: &BootImage,
-    ) -> Result<(Self, Started), StartError> {
+    ) -> Result<Self, StartError> {
         spec.validate()?;
         image.validate()?;
         let since = Instant::now();
-        let launch = Launch { qemu: qemu.clone(), spec: spec.clone(), image: Some(image.clone()) };
-        let (machine, mut started) = launch.run().await?;
+        let launch = Launch {
+            qemu: qemu.clone(),
+            spec: spec.clone(),
+            image: Some(image.clone()),
+            fingerprint: qemu.fingerprint(spec),
+        };
+        let machine = launch.run().await?;
         let answered = machine.command("query-status", Value::Null).await.map(drop);
-        machine.or_end(answered, spec).await.map(|(machine, ())| {
-            started.ready = since.elapsed() - started.prepare - started.spawn;
-            (machine, started)
-        })
+        let (mut machine, ()) = machine.or_end(answered, spec).await?;
+        machine.started.ready = since.elapsed() - machine.started.prepare - machine.started.spawn;
+        Ok(machine)
     }
 
-    /// Starts a machine from its memory file and a saved state. The state is checked against `mark`, its clock moved on by
-    /// `by.slept` and what has passed since this call until the state is loaded. The guest stands until [`Machine::cont`]; time between the two is lost
-    /// to its monotonic clock (1 to 2 ms if nothing is done in between).
+    /// Starts a machine from its memory file and a saved state. The state is checked: `saved` must agree with this QEMU and machine, its bytes with
+    /// `mark`, its form with what QEMU writes. Its clock is moved on by `slept` and what has passed since this call until the state is loaded.
     ///
-    /// That the state fits this QEMU is for the caller to check first ([`crate::Fingerprint::compatible`]).
+    /// The guest stands until [`Machine::cont`]; time between the two is lost to its monotonic clock (1 to 2 ms if nothing is done in between).
+    /// If this fails the memory file is as it was: nothing has run.
     pub async fn restore(
         qemu: &Qemu,
         spec: &MachineSpec,
         state: &Path,
         mark: &StateMark,
-        by: ClockAdvance,
-    ) -> Result<(Self, Started), StartError> {
+        saved: &Fingerprint,
+        slept: Duration,
+    ) -> Result<Self, StartError> {
         spec.validate()?;
+        saved.compatible(&qemu.fingerprint(spec))?;
         let since = Instant::now();
         let bytes = state::read_checked(state, mark)?;
         Stream::parse(&bytes)
             .map_err(|source| StateError::Stream { path: state.to_owned(), source })?;
         let read = since.elapsed();
 
-        let launch = Launch { qemu: qemu.clone(), spec: spec.clone(), image: None };
-        let (machine, mut started) = launch.run().await?;
-        started.prepare += read;
+        // The guest keeps the TSC rate that it was booted with, so its state does too.
+        let launch = Launch {
+            qemu: qemu.clone(),
+            spec: spec.clone(),
+            image: None,
+            fingerprint: saved.clone(),
+        };
+        let mut machine = launch.run().await?;
+        machine.started.prepare += read;
         let agreed = machine.agree_on_migration().await;
-        let (machine, ()) = machine.or_end(agreed, spec).await?;
-        started.ready = since.elapsed() - started.prepare - started.spawn;
+        let (mut machine, ()) = machine.or_end(agreed, spec).await?;
+        machine.started.ready = since.elapsed() - machine.started.prepare - machine.started.spawn;
 
+        let by = ClockAdvance { slept, guest_tsc_khz: saved.tsc_khz };
         let loaded = machine.load(bytes, by, since).await;
-        let (machine, loaded) = machine.or_end(loaded, spec).await?;
+        let (mut machine, loaded) = machine.or_end(loaded, spec).await?;
         if loaded {
+            let started = &mut machine.started;
             started.load = since.elapsed() - started.prepare - started.spawn - started.ready;
-            return Ok((machine, started));
+            return Ok(machine);
         }
         let log = machine.end_and_tell(spec).await;
         Err(StartError::Refused { log })
@@ -226,10 +243,12 @@ struct Launch {
     spec: MachineSpec,
     /// None: a restore.
     image: Option<BootImage>,
+    fingerprint: Fingerprint,
 }
 
 impl Launch {
-    async fn run(self) -> Result<(Machine, Started), StartError> {
+    async fn run(self) -> Result<Machine, StartError> {
+        let fingerprint = self.fingerprint.clone();
         let outlets = self.spec.outlets.clone();
         // Fork and exec of a big daemon, and opening files on a busy disk, take milliseconds.
         let blocking = tokio::task::spawn_blocking(move || self.spawn());
@@ -243,13 +262,20 @@ impl Launch {
         };
         let watched =
             Watched::begin(&process, Some(child), &outlets, true).map_err(StartError::Spawn)?;
-        let mut machine = Machine { process: Arc::new(process), outlets, qmp: None, watched };
+        let mut machine = Machine {
+            process: Arc::new(process),
+            outlets,
+            qmp: None,
+            watched,
+            fingerprint,
+            started,
+        };
         match socket::connect(&machine.outlets.sockets, QMP_SOCKET) {
             Ok(stream) => {
                 let qmp = Qmp::open(stream);
                 machine.watched.listen_to(qmp.seen());
                 machine.qmp = Some(qmp);
-                Ok((machine, started))
+                Ok(machine)
             }
             Err(source) => {
                 if let Err(error) = machine.kill().await {
