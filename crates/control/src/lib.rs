@@ -1,2 +1,99 @@
-//! See the crate description.
+//! The control plane: REST, edge and catalogue, over any [`api::host::Host`].
+//!
+//! One listener serves both faces, told apart by the request's host name: names below `box.<domain>` are ports of
+//! sandboxes ([`edge`]), all others are the interface under `/v1` ([`routes`]). A Unix socket serves the interface to
+//! whoever may open it.
+//!
+//! # Invariants
+//!
+//! 1. A sandbox's row is in the catalogue before its host hears of it ([`make`]).
+//! 2. Nothing here wakes a sandbox by itself: verbs that need one wake it at its host.
+//! 3. Bodies of files, trees, outputs and edge requests pass through; only JSON is held, up to
+//!    [`input::JSON_BYTES_MAX`].
+//! 4. A host's data is never deleted because the catalogue does not know it ([`reconcile`]).
+//!
+//! # Not here
+//!
+//! When a sandbox sleeps, and how: its host decides.
 #![forbid(unsafe_code)]
+
+mod answer;
+mod auth;
+mod catalogue;
+mod edge;
+mod failure;
+mod input;
+mod make;
+mod openapi;
+mod reconcile;
+mod routes;
+mod server;
+mod validate;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::host::Host;
+use tokio_util::sync::CancellationToken;
+
+pub use auth::ADMIN_TOKEN_FILE;
+pub use catalogue::OpenError;
+pub use failure::Failure;
+pub use openapi::document as openapi;
+pub use server::{ServeError, Server, serve};
+
+/// File in the data folder on which the interface listens for local programs.
+pub const SOCKET_FILE: &str = "dormouse.sock";
+
+/// How the control plane is set up.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Folder of the catalogue, the first token and the socket.
+    pub data: PathBuf,
+    /// Address of the listener, such as `127.0.0.1:8420`; port 0 takes any free one.
+    pub listen: String,
+    /// Sandboxes' ports are at `<id>-<key>-<port>.box.<domain>`.
+    pub domain: String,
+    /// How this listener is reached from outside, such as `https://dormouse.example`; default `http://<domain>:<port>`.
+    pub public_url: Option<String>,
+}
+
+/// What every request needs. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Inner>);
+
+struct Inner {
+    host: Arc<dyn Host>,
+    catalogue: catalogue::Catalogue,
+    tokens: auth::Tokens,
+    making: make::Making,
+    links: edge::Links,
+    stop: CancellationToken,
+}
+
+impl App {
+    fn host(&self) -> &Arc<dyn Host> {
+        &self.0.host
+    }
+
+    fn catalogue(&self) -> &catalogue::Catalogue {
+        &self.0.catalogue
+    }
+
+    fn tokens(&self) -> &auth::Tokens {
+        &self.0.tokens
+    }
+
+    fn making(&self) -> &make::Making {
+        &self.0.making
+    }
+
+    fn links(&self) -> &edge::Links {
+        &self.0.links
+    }
+
+    /// Fires when the server stops: endless streams end then.
+    fn stop(&self) -> &CancellationToken {
+        &self.0.stop
+    }
+}

@@ -1,0 +1,252 @@
+//! What the control plane must not forget: names, owners, URL keys, tokens, and which requests were answered.
+//!
+//! SQLite through sqlx's `Any`, so that the same text runs on PostgreSQL: `$1` placeholders, TEXT and BIGINT only. One
+//! process owns the file; an index in memory answers the questions of every request (which id has this name, which key
+//! has this id), and every change goes to the file first.
+//!
+//! # Not here
+//!
+//! What a sandbox does at the moment: its host knows that, and is asked each time.
+
+mod idempotency;
+mod index;
+mod tokens;
+
+use std::path::Path;
+use std::sync::RwLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use api::SandboxId;
+use sqlx::AnyPool;
+use sqlx::any::AnyPoolOptions;
+use sqlx::{Any, Row, Transaction};
+
+use crate::failure::Failure;
+
+pub(crate) use idempotency::{Reservation, Wanted};
+pub(crate) use index::{Entry, State};
+use index::Index;
+
+/// Connections that read beside the one that writes. Only start-up and tokens read from the file.
+const READERS_MAX: u32 = 2;
+/// How long a statement waits for another process's lock on the file, milliseconds (a backup tool may hold one).
+const BUSY_TIMEOUT_MS: u32 = 5_000;
+
+/// The catalogue of one control plane.
+pub(crate) struct Catalogue {
+    /// One connection, so that SQLite's single writer is waited for here and not by polling.
+    writer: AnyPool,
+    reader: AnyPool,
+    index: RwLock<Index>,
+}
+
+/// Why the catalogue could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The path of the data folder cannot stand in a database URL.
+    #[error("the data folder's path is no UTF-8")]
+    Path,
+    /// SQLite refused.
+    #[error("open the catalogue")]
+    Open(#[source] sqlx::Error),
+    /// The schema could not be brought up to date.
+    #[error("bring the catalogue's schema up to date")]
+    Migrate(#[source] sqlx::migrate::MigrateError),
+    /// A row cannot be read.
+    #[error("read the catalogue")]
+    Read(#[source] sqlx::Error),
+    /// A row holds what this program never writes.
+    #[error("the catalogue's row of `{0}` is damaged")]
+    Damaged(String),
+}
+
+impl Catalogue {
+    /// Opens (or makes) `dormouse.db` in the data folder and brings its schema up to date.
+    pub(crate) async fn open(data: &Path) -> Result<Self, OpenError> {
+        sqlx::any::install_default_drivers();
+        let path = data.join("dormouse.db");
+        let path = path.to_str().ok_or(OpenError::Path)?;
+        // `?` and `%` would be taken for the URL's own.
+        let url = format!("sqlite://{}?mode=rwc", path.replace('%', "%25").replace('?', "%3f"));
+        let writer = pool(&url, 1).await.map_err(OpenError::Open)?;
+        sqlx::migrate!("./migrations").run(&writer).await.map_err(OpenError::Migrate)?;
+        let reader = pool(&url, READERS_MAX).await.map_err(OpenError::Open)?;
+        let rows = sqlx::query("SELECT id, name, state, link_key, epoch, created_ms FROM sandboxes")
+            .fetch_all(&reader)
+            .await
+            .map_err(OpenError::Read)?;
+        let mut index = Index::default();
+        for row in rows {
+            let id: String = row.try_get("id").map_err(OpenError::Read)?;
+            let state: String = row.try_get("state").map_err(OpenError::Read)?;
+            let entry = Entry {
+                id: id.parse().map_err(|_| OpenError::Damaged(id.clone()))?,
+                name: row.try_get("name").map_err(OpenError::Read)?,
+                state: State::parse(&state).ok_or(OpenError::Damaged(id))?,
+                link_key: row.try_get("link_key").map_err(OpenError::Read)?,
+                epoch: row.try_get("epoch").map_err(OpenError::Read)?,
+                created_ms: row.try_get("created_ms").map_err(OpenError::Read)?,
+            };
+            index.insert(entry);
+        }
+        Ok(Self { writer, reader, index: RwLock::new(index) })
+    }
+
+    /// Finishes what is being written and closes the file.
+    pub(crate) async fn close(&self) {
+        self.reader.close().await;
+        self.writer.close().await;
+    }
+
+    /// A sandbox by id or, where no id is like this, by name.
+    pub(crate) fn find(&self, id_or_name: &str) -> Option<Entry> {
+        let index = self.read_index();
+        id_or_name.parse().ok().and_then(|id| index.by_id(&id)).or_else(|| index.by_name(id_or_name)).cloned()
+    }
+
+    /// All sandboxes, oldest first.
+    pub(crate) fn all(&self) -> Vec<Entry> {
+        self.read_index().all()
+    }
+
+    /// Writes down a host, so that its sandboxes have an owner.
+    pub(crate) async fn add_host(&self, name: &str) -> Result<(), Failure> {
+        sqlx::query(
+            "INSERT INTO hosts (id, epoch, lease_until_ms, created_ms) VALUES ($1, 1, 0, $2) ON CONFLICT (id) DO NOTHING",
+        )
+        .bind(name)
+        .bind(now_ms())
+        .execute(&self.writer)
+        .await
+        .map_err(Failure::internal("write the host into the catalogue"))?;
+        Ok(())
+    }
+
+    /// Enters a sandbox that a host has and the catalogue lost. `false`: its name is taken by another.
+    pub(crate) async fn adopt(&self, host: &str, entry: Entry) -> Result<bool, Failure> {
+        let mut tx = self.begin().await?;
+        if taken(&mut tx, &entry.name, &entry.id).await? {
+            return Ok(false);
+        }
+        insert(&mut tx, host, &entry, "{}").await?;
+        tx.commit().await.map_err(Failure::internal("write the catalogue"))?;
+        self.write_index().insert(entry);
+        Ok(true)
+    }
+
+    /// Gives it another name. `false`: that one is taken.
+    pub(crate) async fn rename(&self, id: &SandboxId, name: &str) -> Result<bool, Failure> {
+        let mut tx = self.begin().await?;
+        if taken(&mut tx, name, id).await? {
+            return Ok(false);
+        }
+        sqlx::query("UPDATE sandboxes SET name = $2 WHERE id = $1")
+            .bind(id.as_str())
+            .bind(name)
+            .execute(&mut *tx)
+            .await
+            .map_err(Failure::internal("rename in the catalogue"))?;
+        tx.commit().await.map_err(Failure::internal("write the catalogue"))?;
+        self.write_index().change(id, |entry| name.clone_into(&mut entry.name));
+        Ok(true)
+    }
+
+    /// Moves it on.
+    pub(crate) async fn set_state(&self, id: &SandboxId, state: State) -> Result<(), Failure> {
+        sqlx::query("UPDATE sandboxes SET state = $2 WHERE id = $1")
+            .bind(id.as_str())
+            .bind(state.as_str())
+            .execute(&self.writer)
+            .await
+            .map_err(Failure::internal("write the catalogue"))?;
+        self.write_index().change(id, |entry| entry.state = state);
+        Ok(())
+    }
+
+    /// Forgets a sandbox, and every unanswered request for it, so that the request may be made again.
+    pub(crate) async fn remove(&self, id: &SandboxId) -> Result<(), Failure> {
+        let mut tx = self.begin().await?;
+        for statement in
+            ["DELETE FROM idempotency WHERE sandbox_id = $1 AND answer = ''", "DELETE FROM sandboxes WHERE id = $1"]
+        {
+            sqlx::query(statement)
+                .bind(id.as_str())
+                .execute(&mut *tx)
+                .await
+                .map_err(Failure::internal("delete from the catalogue"))?;
+        }
+        tx.commit().await.map_err(Failure::internal("write the catalogue"))?;
+        self.write_index().remove(id);
+        Ok(())
+    }
+
+    async fn begin(&self) -> Result<Transaction<'static, Any>, Failure> {
+        // Takes the write lock at once: a transaction that began with a read could fail later with `busy` on an
+        // upgrade that no time-out helps.
+        self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(Failure::internal("begin in the catalogue"))
+    }
+
+    fn read_index(&self) -> std::sync::RwLockReadGuard<'_, Index> {
+        self.index.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    fn write_index(&self) -> std::sync::RwLockWriteGuard<'_, Index> {
+        self.index.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+/// Milliseconds since 1970 by the host's clock.
+pub(crate) fn now_ms() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+async fn pool(url: &str, connections: u32) -> Result<AnyPool, sqlx::Error> {
+    AnyPoolOptions::new()
+        .max_connections(connections)
+        .after_connect(|connection, _| {
+            Box::pin(async move {
+                // FULL: what was answered to a client survives a power cut. Writes are rare (create, rename, delete).
+                for statement in [
+                    sqlx::AssertSqlSafe(format!("PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")),
+                    sqlx::AssertSqlSafe("PRAGMA journal_mode = WAL".to_owned()),
+                    sqlx::AssertSqlSafe("PRAGMA synchronous = FULL".to_owned()),
+                ] {
+                    sqlx::query(statement).execute(&mut *connection).await?;
+                }
+                Ok(())
+            })
+        })
+        .connect(url)
+        .await
+}
+
+/// Whether another sandbox has this name, or this name as its id (which would hide it).
+async fn taken(tx: &mut Transaction<'static, Any>, name: &str, id: &SandboxId) -> Result<bool, Failure> {
+    let row = sqlx::query("SELECT id FROM sandboxes WHERE (name = $1 OR id = $1) AND id <> $2")
+        .bind(name)
+        .bind(id.as_str())
+        .fetch_optional(&mut **tx)
+        .await
+        .map_err(Failure::internal("look up a name in the catalogue"))?;
+    Ok(row.is_some())
+}
+
+async fn insert(tx: &mut Transaction<'static, Any>, host: &str, entry: &Entry, spec: &str) -> Result<(), Failure> {
+    sqlx::query(
+        "INSERT INTO sandboxes (id, name, host, epoch, state, link_key, spec, created_ms) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+    )
+    .bind(entry.id.as_str())
+    .bind(entry.name.as_str())
+    .bind(host)
+    .bind(entry.epoch)
+    .bind(entry.state.as_str())
+    .bind(entry.link_key.as_str())
+    .bind(spec)
+    .bind(entry.created_ms)
+    .execute(&mut **tx)
+    .await
+    .map_err(Failure::internal("enter a sandbox into the catalogue"))?;
+    Ok(())
+}

@@ -1,0 +1,142 @@
+//! The edge: ports of sandboxes at `<id>-<key>[-<port>].box.<domain>`, on the same listener as everything else.
+//!
+//! A request to a sleeping sandbox is held while it wakes, and answered. The key is the only guard of a link: a wrong one
+//! is answered exactly like a sandbox that does not exist, and takes as long to compare.
+//!
+//! # Not here
+//!
+//! Whether a request counts as activity, and how a port is reached: the host decides ([`api::host::Host::connect`]).
+
+mod headers;
+mod proxy;
+
+use axum::http::{Request, Uri, header};
+use subtle::ConstantTimeEq;
+
+use crate::App;
+use crate::catalogue::Entry;
+use crate::make::KEY_CHARS;
+
+pub(crate) use proxy::handle;
+
+/// The port of a link without one.
+const PORT_DEFAULT: u16 = 80;
+
+/// How links look.
+pub(crate) struct Links {
+    /// `http` or `https`.
+    scheme: &'static str,
+    /// `.box.<domain>`
+    suffix: String,
+    /// `:8420`, or nothing for the scheme's own port.
+    port: String,
+}
+
+impl Links {
+    /// `None`: the public URL is not `http(s)://host[:port]`.
+    pub(crate) fn new(domain: &str, public_url: Option<&str>, listen_port: u16) -> Option<Self> {
+        let suffix = format!(".box.{}", domain.to_ascii_lowercase());
+        let Some(url) = public_url else {
+            return Some(Self { scheme: "http", suffix, port: format!(":{listen_port}") });
+        };
+        let url: Uri = url.parse().ok()?;
+        let scheme = match url.scheme_str()? {
+            "http" => "http",
+            "https" => "https",
+            _ => return None,
+        };
+        if !matches!(url.path(), "" | "/") || url.query().is_some() {
+            return None;
+        }
+        let port = url.port_u16().map_or_else(String::new, |port| format!(":{port}"));
+        Some(Self { scheme, suffix, port })
+    }
+
+    /// The URL of a port.
+    pub(crate) fn url(&self, entry: &Entry, port: u16) -> String {
+        let Self { scheme, suffix, port: outside } = self;
+        format!("{scheme}://{}-{}-{port}{suffix}{outside}/", entry.id, entry.link_key)
+    }
+
+    pub(crate) fn scheme(&self) -> &'static str {
+        self.scheme
+    }
+}
+
+/// What a host name below `box.<domain>` names.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    /// The host name and port as the client wrote them.
+    pub(crate) written: String,
+    /// `None`: the name has not the form of a link.
+    pub(crate) label: Option<Label>,
+}
+
+/// A link's parts.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Label {
+    id: String,
+    key: String,
+    pub(crate) port: u16,
+}
+
+/// Whether a request is for a sandbox's port; `None`: it is for the interface.
+pub(crate) fn address<B>(app: &App, request: &Request<B>) -> Option<Address> {
+    // An absolute request line beats the header (RFC 9112, 3.2.2).
+    let written = match request.uri().authority() {
+        Some(authority) => authority.as_str(),
+        None => request.headers().get(header::HOST)?.to_str().ok()?,
+    };
+    let name = written.rsplit_once(':').map_or(written, |(name, _)| name).trim_end_matches('.').to_ascii_lowercase();
+    let label = name.strip_suffix(&app.links().suffix)?;
+    Some(Address { written: written.to_owned(), label: parse_label(label) })
+}
+
+/// The sandbox, if the key is right.
+pub(crate) fn find(app: &App, label: &Label) -> Option<Entry> {
+    let entry = label.id.parse::<api::SandboxId>().ok().and_then(|id| app.catalogue().find(id.as_str()));
+    // Compared in any case, so that the time does not say whether the sandbox exists.
+    let nobody = "\0".repeat(KEY_CHARS);
+    let key = entry.as_ref().map_or(nobody.as_str(), |entry| &entry.link_key);
+    let right = bool::from(key.as_bytes().ct_eq(label.key.as_bytes()));
+    // A name may read like an id; links go by ids alone.
+    entry.filter(|entry| right && entry.id.as_str() == label.id)
+}
+
+fn parse_label(label: &str) -> Option<Label> {
+    let mut parts = label.split('-');
+    let (id, key) = (parts.next()?.to_owned(), parts.next()?.to_owned());
+    let port = match parts.next() {
+        // One way to write each port: no sign, no leading zero.
+        Some(port) if !port.starts_with(['0', '+']) => port.parse().ok()?,
+        Some(_) => return None,
+        None => PORT_DEFAULT,
+    };
+    parts.next().is_none().then_some(Label { id, key, port })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_read_in_one_way_only() {
+        let label = |text: &str| parse_label(text).map(|label| (label.id, label.key, label.port));
+        assert_eq!(label("abc-key-8000"), Some(("abc".into(), "key".into(), 8000)));
+        assert_eq!(label("abc-key"), Some(("abc".into(), "key".into(), 80)));
+        for bad in ["abc", "abc-key-", "abc-key-0", "abc-key-080", "abc-key-+80", "abc-key-65536", "abc-key-80-1"] {
+            assert_eq!(label(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn public_urls() {
+        let port = |url| Links::new("example.test", url, 8420).map(|links| (links.scheme, links.port));
+        assert_eq!(port(None), Some(("http", ":8420".into())));
+        assert_eq!(port(Some("https://example.test")), Some(("https", String::new())));
+        assert_eq!(port(Some("http://example.test:81/")), Some(("http", ":81".into())));
+        for bad in ["example.test", "ftp://example.test", "http://example.test/x", "http://example.test/?q", ""] {
+            assert_eq!(port(Some(bad)), None, "{bad}");
+        }
+    }
+}

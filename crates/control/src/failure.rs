@@ -1,0 +1,89 @@
+//! How a request fails: told to the client, or logged here and told as `internal` without our insides.
+
+use std::error::Error;
+
+use api::{ApiError, Code};
+use axum::Json;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+
+/// Why a request was not carried out.
+#[derive(Debug)]
+pub enum Failure {
+    /// The client is told this.
+    Told(ApiError),
+    /// The log is told this; the client that something went wrong here.
+    Internal {
+        /// What was being done, such as `read the tokens`.
+        what: &'static str,
+        /// Why it failed.
+        source: Box<dyn Error + Send + Sync>,
+    },
+}
+
+impl Failure {
+    /// For `map_err`: this step failed, and it is our fault.
+    pub(crate) fn internal<E: Error + Send + Sync + 'static>(what: &'static str) -> impl FnOnce(E) -> Self {
+        move |source| Self::Internal { what, source: Box::new(source) }
+    }
+
+    /// What the client is told. Logs what it is not.
+    pub(crate) fn into_api_error(self) -> ApiError {
+        match self {
+            Self::Told(error) => error,
+            Self::Internal { what, source } => {
+                tracing::error!(error = chain(&*source), what, "request failed inside");
+                ApiError::new(Code::Internal, "something went wrong inside Dormouse")
+                    .hint("the daemon's log has it under this answer's `x-request-id`")
+            }
+        }
+    }
+}
+
+impl From<ApiError> for Failure {
+    fn from(error: ApiError) -> Self {
+        Self::Told(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let error = self.into_api_error();
+        let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let mut response = (status, Json(&error)).into_response();
+        if error.code == Code::Unauthorized {
+            response.headers_mut().insert("www-authenticate", axum::http::HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Told(error) => write!(f, "{error}"),
+            Self::Internal { what, .. } => write!(f, "{what}"),
+        }
+    }
+}
+
+impl Error for Failure {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Told(_) => None,
+            Self::Internal { source, .. } => Some(&**source),
+        }
+    }
+}
+
+/// An error and all its sources, in one line.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(": ");
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    text
+}

@@ -1,0 +1,268 @@
+//! Reading requests strictly: what is wrong is named, with what would be right.
+
+use std::time::Duration;
+
+use api::{ApiError, Code};
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use axum::http::header::CONTENT_LENGTH;
+use axum::http::request::Parts;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::App;
+use crate::catalogue::Entry;
+use crate::failure::Failure;
+
+/// Most bytes of a JSON body: 1 MiB, as much as a command line's environment and standard input need. Files and trees
+/// are streams and have no limit.
+pub(crate) const JSON_BYTES_MAX: usize = 1024 * 1024;
+/// How long a JSON body may take to arrive, from its head to its end.
+pub(crate) const JSON_BODY_TIME_MAX: Duration = Duration::from_secs(30);
+/// Integers up to here are exact as JSON's only kind of number.
+const EXACT_INTEGER_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// A JSON body; an empty one counts as `{}`.
+pub(crate) struct JsonBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
+        let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        if announced.is_some_and(|length| length > JSON_BYTES_MAX as u64) {
+            return Err(too_large().into());
+        }
+        let body = Limited::new(request.into_body(), JSON_BYTES_MAX).collect();
+        let bytes = match tokio::time::timeout(JSON_BODY_TIME_MAX, body).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => return Err(too_large().into()),
+            Ok(Err(error)) => {
+                // Mostly nobody reads this answer: the client has gone.
+                tracing::debug!(error = %error, "body broke off");
+                return Err(ApiError::invalid("body", "the body broke off before its end").into());
+            }
+            Err(_) => {
+                let text = format!("the body did not arrive within {} s", JSON_BODY_TIME_MAX.as_secs());
+                return Err(ApiError::invalid("body", text).into());
+            }
+        };
+        Ok(Self(parse(if bytes.is_empty() { b"{}" } else { &bytes })?))
+    }
+}
+
+/// Parameters after the `?`.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<T: DeserializeOwned> FromRequestParts<App> for Query<T> {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        let pairs = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
+        let value = serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
+            .map_err(|error| explain("the query", &error.path().to_string(), &error.inner().to_string()))?;
+        Ok(Self(value))
+    }
+}
+
+/// The sandbox that the path names, by id or name.
+pub(crate) struct At(pub(crate) Entry);
+
+impl FromRequestParts<App> for At {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "id").await?;
+        app.catalogue().find(&given).map(Self).ok_or_else(|| {
+            // What is no name at all is not repeated into the answer.
+            let text = if given.len() <= api::sandbox::NAME_CHARS_MAX && crate::validate::is_name(&given) {
+                format!("no sandbox has the id or name `{given}`")
+            } else {
+                "no sandbox has this id or name".to_owned()
+            };
+            ApiError::new(Code::NotFound, text).hint("`GET /v1/sandboxes` lists what there is").into()
+        })
+    }
+}
+
+/// The command that the path names.
+pub(crate) struct ExecId(pub(crate) String);
+
+/// Most characters of a command's number in a path.
+const EXEC_ID_CHARS_MAX: usize = 64;
+
+impl FromRequestParts<App> for ExecId {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "exec_id").await?;
+        let plain = given.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+        if given.is_empty() || given.len() > EXEC_ID_CHARS_MAX || !plain {
+            return Err(ApiError::new(Code::NotFound, "no command has this id")
+                .hint("`GET /v1/sandboxes/{id}/execs` lists them")
+                .into());
+        }
+        Ok(Self(given))
+    }
+}
+
+/// The port that the path names.
+pub(crate) struct Port(pub(crate) u16);
+
+impl FromRequestParts<App> for Port {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "port").await?;
+        match given.parse() {
+            Ok(port) if port > 0 => Ok(Self(port)),
+            _ => Err(ApiError::invalid("port", "not a port").hint("a whole number from 1 to 65535").into()),
+        }
+    }
+}
+
+/// A body of any length as a reader; a client that goes away before its end reads as an error, never as the end.
+pub(crate) fn body_reader(body: Body) -> Box<dyn tokio::io::AsyncRead + Send + Unpin> {
+    let pieces = futures_util::TryStreamExt::map_err(body.into_data_stream(), std::io::Error::other);
+    Box::new(tokio_util::io::StreamReader::new(pieces))
+}
+
+/// Parses a JSON object into `T`.
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut value: Value = serde_json::from_slice(bytes).map_err(|error| {
+        ApiError::invalid("body", format!("the body is no JSON: {error}")).hint("send a JSON object, such as `{}`")
+    })?;
+    if !value.is_object() {
+        return Err(ApiError::invalid("body", "the body is not a JSON object").hint("such as `{}`"));
+    }
+    make_integers(&mut value);
+    serde_path_to_error::deserialize(value)
+        .map_err(|error| explain("the body", &error.path().to_string(), &error.inner().to_string()))
+}
+
+/// JSON knows one kind of number, and calls `350.0` an integer; serde does not. No field of ours is a fraction.
+fn make_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            if let Some(float) = number.as_f64().filter(|_| number.is_f64())
+                && float.fract() == 0.0
+                && float.abs() <= EXACT_INTEGER_MAX
+            {
+                #[expect(clippy::cast_possible_truncation, reason = "whole, and within what both types hold exactly")]
+                let whole = float as i64;
+                *number = whole.into();
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(make_integers),
+        Value::Object(fields) => fields.values_mut().for_each(make_integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+/// Turns serde's sentence into ours: which field, what is wrong, what would be right.
+fn explain(place: &str, path: &str, message: &str) -> ApiError {
+    let message = message.split(" at line ").next().unwrap_or(message);
+    if let Some(rest) = message.strip_prefix("unknown field `") {
+        let (name, expected) = rest.split_once("`, expected ").unwrap_or((rest.trim_end_matches('`'), ""));
+        let known = expected.strip_prefix("one of ").unwrap_or(expected);
+        let parent = path.strip_suffix(name).unwrap_or(path).trim_end_matches('.').trim_matches('?');
+        let field = if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
+        let error = ApiError::invalid(&field, format!("{place} has a field that is not known: `{field}`"));
+        return if known.is_empty() { error } else { error.hint(format!("known are {known}")) };
+    }
+    if let Some(rest) = message.strip_prefix("missing field `") {
+        let name = rest.trim_end_matches('`');
+        let parent = if path == "." || path == "?" { String::new() } else { format!("{path}.") };
+        return ApiError::invalid(&format!("{parent}{name}"), format!("{place} lacks the field `{parent}{name}`"));
+    }
+    let field = if path == "." || path == "?" { "body" } else { path };
+    match message.split_once(", expected ") {
+        Some((wrong, expected)) => {
+            ApiError::invalid(field, format!("`{field}`: {wrong}")).hint(format!("expected {}", in_words(expected)))
+        }
+        None => ApiError::invalid(field, format!("`{field}`: {message}")),
+    }
+}
+
+/// Rust's names of types, for people who send JSON.
+fn in_words(expected: &str) -> &str {
+    match expected {
+        "u16" => "a whole number from 0 to 65535",
+        "u32" => "a whole number from 0 to 4294967295",
+        "u64" => "a whole number, 0 or more",
+        "i32" => "a whole number",
+        "a map" => "an object whose values are strings",
+        "a sequence" => "an array",
+        other => other,
+    }
+}
+
+/// One part of the path. Names that do not decode to UTF-8 name nothing we have.
+async fn path_param(parts: &mut Parts, app: &App, name: &str) -> Result<String, Failure> {
+    let not_found = || Failure::from(ApiError::new(Code::NotFound, "no such path"));
+    let params = RawPathParams::from_request_parts(parts, app).await.map_err(|_| not_found())?;
+    params.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).ok_or_else(not_found)
+}
+
+fn too_large() -> ApiError {
+    ApiError::new(Code::TooLarge, format!("the body is over {JSON_BYTES_MAX} bytes"))
+        .hint("large data goes through `files`, `tree` and the attach stream, which have no limit")
+}
+
+#[cfg(test)]
+mod tests {
+    use api::exec::ExecRequest;
+    use api::file::MoveRequest;
+    use api::sandbox::{CreateSandbox, SleepRequest};
+
+    use super::*;
+
+    /// The error as text: field, sentence, hint.
+    fn told<T: DeserializeOwned + std::fmt::Debug>(body: &str) -> String {
+        let error = parse::<T>(body.as_bytes()).expect_err("must be refused");
+        assert_eq!(error.code, Code::InvalidRequest);
+        format!("{} | {} | {}", error.field.unwrap_or_default(), error.error, error.hint.unwrap_or_default())
+    }
+
+    #[test]
+    fn errors_name_the_field_and_what_would_be_right() {
+        let check = |got: String, want: &str| assert_eq!(got, want);
+        check(
+            told::<CreateSandbox>(r#"{"cpus": "two"}"#),
+            r#"cpus | `cpus`: invalid type: string "two" | expected a whole number from 0 to 4294967295"#,
+        );
+        check(
+            told::<CreateSandbox>(r#"{"cpus": 1.5}"#),
+            "cpus | `cpus`: invalid type: floating point `1.5` | expected a whole number from 0 to 4294967295",
+        );
+        check(
+            told::<CreateSandbox>(r#"{"awake_ports": [80, 99999]}"#),
+            "awake_ports[1] | `awake_ports[1]`: invalid value: integer `99999` | expected a whole number from 0 to 65535",
+        );
+        check(
+            told::<CreateSandbox>(r#"{"env": {"A": 1}}"#),
+            "env.A | `env.A`: invalid type: integer `1` | expected a string",
+        );
+        check(
+            told::<SleepRequest>(r#"{"teir": "disk"}"#),
+            "teir | the body has a field that is not known: `teir` | known are `tier`",
+        );
+        check(
+            told::<SleepRequest>(r#"{"tier": "ram"}"#),
+            "tier | `tier`: unknown variant `ram` | expected one of `memory`, `disk`, `store`, `off`",
+        );
+        check(told::<MoveRequest>(r#"{"from": "/a"}"#), "to | the body lacks the field `to` | ");
+        check(told::<ExecRequest>("[]"), "body | the body is not a JSON object | such as `{}`");
+        check(
+            told::<ExecRequest>("{"),
+            "body | the body is no JSON: EOF while parsing an object at line 1 column 1 | send a JSON object, such as `{}`",
+        );
+    }
+
+    #[test]
+    fn whole_numbers_may_be_written_with_a_fraction() {
+        let create: CreateSandbox = parse(br#"{"memory_mib": 512.0, "sleep_after_seconds": 5e0}"#).unwrap();
+        assert_eq!((create.memory_mib, create.sleep_after_seconds), (Some(512), Some(Some(5))));
+    }
+}

@@ -1,0 +1,205 @@
+//! Making sandboxes, once per request however often it is sent and whenever the daemon dies.
+//!
+//! 1. The row with the chosen id and the idempotency key are written, in one transaction.
+//! 2. The host is told, with that id: telling it twice makes one sandbox.
+//! 3. The answer is written; a repeated request gets it without the host.
+//!
+//! The work is a task of its own: a client that goes away after its request has arrived changes nothing.
+
+use std::collections::HashMap;
+
+use api::host::{NewFork, NewSandbox};
+use api::id::{ID_CHARS, base32};
+use api::sandbox::{CreateSandbox, ForkRequest, MEMORY_MIB_DEFAULT, Sandbox};
+use api::{ApiError, Code, SandboxId};
+use tokio::sync::watch;
+use tokio::time::{Duration, Instant};
+
+use crate::App;
+use crate::auth::sha256_hex;
+use crate::catalogue::{Entry, Reservation, State, Wanted, now_ms};
+use crate::failure::{Failure, chain};
+
+/// Characters of a URL's key: 20 of 32 give 100 bits.
+pub(crate) const KEY_CHARS: usize = 20;
+/// How long a repeated request waits for the first one before it is told `in_progress`.
+const REPEAT_WAIT_MAX: Duration = Duration::from_secs(60);
+/// How often an id is drawn before giving up; twice would already be a wonder.
+const DRAWS_MAX: u32 = 4;
+
+/// What shall be made.
+#[derive(Clone, Debug)]
+pub(crate) enum Order {
+    /// A new one.
+    Create(CreateSandbox),
+    /// A copy.
+    Fork(SandboxId, ForkRequest),
+}
+
+/// A sandbox that was made, now or by the same request earlier.
+pub(crate) struct Made {
+    pub(crate) sandbox: Sandbox,
+    /// It is the stored answer of an earlier request.
+    pub(crate) replayed: bool,
+}
+
+/// The sandboxes that are being made in this process. The lock is held from before a row is written until it is
+/// entered here, so that a repeated request finds either both or none.
+#[derive(Default)]
+pub(crate) struct Making(tokio::sync::Mutex<HashMap<SandboxId, watch::Receiver<()>>>);
+
+/// Makes a sandbox, or answers what the same request made before.
+pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<Made, Failure> {
+    let hash = fingerprint(&order)?;
+    let until = Instant::now() + REPEAT_WAIT_MAX;
+    loop {
+        let mut making = app.making().0.lock().await;
+        let entry = new_entry(app, &order)?;
+        let spec = spec_json(&order)?;
+        let wanted =
+            Wanted { host: app.host().name(), key: key.map(|key| (key, hash.as_str())), entry: entry.clone(), spec: &spec };
+        let (entry, resumed) = match app.catalogue().reserve(wanted).await? {
+            Reservation::New => (entry, false),
+            Reservation::Answered(sandbox) => return Ok(Made { sandbox: *sandbox, replayed: true }),
+            Reservation::Mismatch => {
+                return Err(ApiError::new(Code::IdempotencyMismatch, "the idempotency key belongs to another request")
+                    .hint("take a new key for a new request")
+                    .into());
+            }
+            Reservation::NameTaken => return Err(name_taken(&entry.name).into()),
+            Reservation::Begun(entry) => {
+                if entry.state == State::Deleting {
+                    let text = "what an earlier attempt left is being removed";
+                    return Err(ApiError::new(Code::BeingDeleted, text).into());
+                }
+                if let Some(done) = making.get(&entry.id).filter(|done| done.has_changed().is_ok()) {
+                    let mut done = done.clone();
+                    drop(making);
+                    // Its sender is dropped when the work has ended, well or not.
+                    if tokio::time::timeout_at(until, done.changed()).await.is_ok() {
+                        continue;
+                    }
+                    return Err(ApiError::new(Code::InProgress, "the same request is still being worked on").into());
+                }
+                (entry, true)
+            }
+        };
+        let (ended, wait) = watch::channel(());
+        making.retain(|_, other| other.has_changed().is_ok());
+        making.insert(entry.id.clone(), wait);
+        drop(making);
+        let work = {
+            let app = app.clone();
+            tokio::spawn(async move {
+                let result = carry_out(&app, &entry, order, resumed).await;
+                drop(ended);
+                result
+            })
+        };
+        return work.await.map_err(Failure::internal("make a sandbox"))?.map(|sandbox| Made { sandbox, replayed: resumed });
+    }
+}
+
+/// Another sandbox has this name.
+pub(crate) fn name_taken(name: &str) -> ApiError {
+    let error = ApiError { field: Some("name".to_owned()), ..ApiError::new(Code::NameTaken, format!("the name `{name}` is taken")) };
+    error.hint("choose another name, or delete or rename the sandbox that has it")
+}
+
+async fn carry_out(app: &App, entry: &Entry, order: Order, resumed: bool) -> Result<Sandbox, Failure> {
+    let host = app.host();
+    // After a crash the host may have it already; then it is not made from its parent a second time.
+    let known = if resumed { host.view(&entry.id).await.ok() } else { None };
+    let result = match (known, order) {
+        (Some(known), Order::Fork(..)) => Ok(known.sandbox),
+        (_, Order::Create(request)) => host.create(new_sandbox(entry, request)).await,
+        (None, Order::Fork(parent, _)) => {
+            let new = NewFork {
+                id: entry.id.clone(),
+                name: entry.name.clone(),
+                link_key: entry.link_key.clone(),
+                epoch: entry.epoch,
+            };
+            host.fork(&parent, new).await
+        }
+    };
+    match result {
+        Ok(sandbox) => {
+            app.catalogue().answer(&entry.id, &sandbox).await?;
+            Ok(sandbox)
+        }
+        Err(error) => {
+            undo(app, entry).await;
+            Err(error.into())
+        }
+    }
+}
+
+/// Nothing is left of a sandbox that could not be made; its name and its idempotency key are free again.
+async fn undo(app: &App, entry: &Entry) {
+    if let Err(error) = app.host().delete(&entry.id).await {
+        tracing::error!(sandbox = %entry.id, error = %error, "cannot remove what is left of a failed create; the next start tries again");
+        if let Err(error) = app.catalogue().set_state(&entry.id, State::Deleting).await {
+            tracing::error!(sandbox = %entry.id, error = chain(&error), "cannot write the catalogue");
+        }
+        return;
+    }
+    if let Err(error) = app.catalogue().remove(&entry.id).await {
+        tracing::error!(sandbox = %entry.id, error = chain(&error), "cannot forget a sandbox that could not be made");
+    }
+}
+
+fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
+    let policy = request.policy();
+    NewSandbox {
+        id: entry.id.clone(),
+        name: entry.name.clone(),
+        image: request.image.unwrap_or_else(|| "default".to_owned()),
+        cpus: request.cpus.unwrap_or(1),
+        memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
+        env: request.env,
+        labels: request.labels,
+        policy,
+        link_key: entry.link_key.clone(),
+        epoch: entry.epoch,
+    }
+}
+
+fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
+    let name = match order {
+        Order::Create(request) => &request.name,
+        Order::Fork(_, request) => &request.name,
+    };
+    for _ in 0..DRAWS_MAX {
+        let mut random = [0; ID_CHARS];
+        getrandom::fill(&mut random).map_err(Failure::internal("draw an id"))?;
+        let id = SandboxId::from_random(random);
+        // Also no name may read like it.
+        if app.catalogue().find(id.as_str()).is_some() {
+            continue;
+        }
+        let mut random = [0; KEY_CHARS];
+        getrandom::fill(&mut random).map_err(Failure::internal("draw a URL key"))?;
+        let name = name.clone().unwrap_or_else(|| id.to_string());
+        let state = State::Creating;
+        return Ok(Entry { id, name, state, link_key: base32(&random), epoch: 1, created_ms: now_ms() });
+    }
+    Err(ApiError::new(Code::Internal, "no free id was found").into())
+}
+
+fn spec_json(order: &Order) -> Result<String, Failure> {
+    let json = match order {
+        Order::Create(request) => serde_json::to_string(request),
+        Order::Fork(parent, request) => serde_json::to_string(&(parent, request)),
+    };
+    json.map_err(Failure::internal("write a request as JSON"))
+}
+
+/// The same for the same request, however its JSON was laid out.
+fn fingerprint(order: &Order) -> Result<String, Failure> {
+    let kind = match order {
+        Order::Create(_) => "create",
+        Order::Fork(..) => "fork",
+    };
+    Ok(sha256_hex(format!("{kind} {}", spec_json(order)?).as_bytes()))
+}

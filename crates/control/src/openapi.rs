@@ -1,0 +1,123 @@
+//! The OpenAPI document: made from the routes themselves, checked in, and the same bytes each time.
+
+use api::ApiError;
+use utoipa::OpenApi;
+use utoipa::openapi::content::ContentBuilder;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::response::ResponseBuilder;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{Ref, RefOr};
+
+use crate::routes;
+
+/// Title, text and tags.
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "Dormouse",
+        description = "Sandboxes that sleep when nothing needs them and wake, exactly where they were, when anything does. \
+                       There is no wake call: every call that needs a sandbox wakes it, and says in `Server-Timing: wake;dur=<ms>` \
+                       what that took. Reading and listing wake nothing.\n\nUnknown fields and parameters are refused. \
+                       Every error has the same body; its codes are in `docs/errors.md`.",
+        license(name = "Apache-2.0", identifier = "Apache-2.0"),
+    ),
+    servers((url = "http://localhost:8420", description = "The default of `dormouse serve`")),
+    tags(
+        (name = "sandboxes", description = "Making, changing, sleeping, forking and deleting"),
+        (name = "execs", description = "Commands in a sandbox"),
+        (name = "files", description = "Files and trees of a sandbox"),
+        (name = "events", description = "What happened to a sandbox, and why"),
+        (name = "system", description = "The service itself"),
+    ),
+    components(schemas(ApiError, api::exec::AttachMessage)),
+)]
+struct Base;
+
+/// The document as pretty JSON with a newline at the end.
+///
+/// # Panics
+///
+/// Never: a document made of plain data is always JSON.
+pub fn document() -> String {
+    let (_, made) = routes::documented().split_for_parts();
+    let mut document = Base::openapi().merge_from(made);
+    document.components.get_or_insert_default().add_security_scheme(
+        "token",
+        SecurityScheme::Http(
+            HttpBuilder::new()
+                .scheme(HttpAuthScheme::Bearer)
+                .description(Some("`Authorization: Bearer <token>`; not needed on the local socket"))
+                .build(),
+        ),
+    );
+    for item in document.paths.paths.values_mut() {
+        for operation in [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch] {
+            operation.iter_mut().for_each(complete);
+        }
+    }
+    let mut text = serde_json::to_string_pretty(&document).expect("plain data");
+    text.push('\n');
+    text
+}
+
+/// What is the same for every operation: the token, and the one error body.
+fn complete(operation: &mut Operation) {
+    operation.security.get_or_insert_with(|| vec![SecurityRequirement::new("token", [] as [&str; 0])]);
+    let example = serde_json::json!({
+        "error": "no sandbox has the id or name `web`",
+        "code": "not_found",
+        "hint": "`GET /v1/sandboxes` lists what there is",
+        "retryable": false,
+    });
+    let schema = RefOr::Ref(Ref::from_schema_name("ApiError"));
+    let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
+    let error = ResponseBuilder::new()
+        .description("Not done. `code` says why; the status goes with it")
+        .content("application/json", content)
+        .build();
+    operation.responses.responses.insert("default".to_owned(), RefOr::T(error));
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    /// Generators of clients stumble over operations that lack any of these.
+    #[test]
+    fn every_operation_is_described() {
+        let document: Value = serde_json::from_str(&super::document()).unwrap();
+        assert_eq!(document["openapi"], "3.1.0");
+        let mut ids = std::collections::BTreeSet::new();
+        for (path, item) in document["paths"].as_object().unwrap() {
+            for (method, operation) in item.as_object().unwrap() {
+                let place = format!("{method} {path}");
+                let text = |field: &str| operation[field].as_str().unwrap_or_default().to_owned();
+                assert!(!text("summary").is_empty(), "{place} lacks a summary");
+                assert!(!text("description").is_empty(), "{place} lacks a description");
+                assert!(operation["tags"][0].is_string(), "{place} lacks a tag");
+                assert!(ids.insert(text("operationId")), "{place} has the operationId of another");
+                assert!(operation["responses"]["default"].is_object(), "{place} lacks the error body");
+                for (status, response) in operation["responses"].as_object().unwrap() {
+                    let described = response["description"].as_str().is_some_and(|text| !text.is_empty());
+                    assert!(described, "{place}: {status} lacks a description");
+                }
+                for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                    assert!(parameter["description"].is_string(), "{place}: {} lacks a description", parameter["name"]);
+                }
+                assert!(operation.to_string().contains("\"example\""), "{place} lacks an example");
+            }
+        }
+        assert!(ids.len() > 20, "only {} operations", ids.len());
+    }
+
+    #[test]
+    fn the_checked_in_document_is_current() {
+        let checked_in = include_str!("../../../docs/openapi.json");
+        assert!(checked_in == super::document(), "write it anew: `dormouse openapi > docs/openapi.json`");
+    }
+
+    #[test]
+    fn it_is_the_same_each_time() {
+        assert_eq!(super::document(), super::document());
+    }
+}

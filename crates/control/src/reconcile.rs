@@ -1,0 +1,100 @@
+//! After a start: what the catalogue and the host say about each other is made to agree.
+//!
+//! | catalogue | host has it | then |
+//! | --- | --- | --- |
+//! | nothing | yes | entered again |
+//! | creating | yes | ready; a repeated request is answered by it |
+//! | creating | no | forgotten: nobody was told of it |
+//! | deleting | any | deleted now |
+//! | ready | no | left alone: its host may come back with it; `DELETE` forgets it |
+//!
+//! Nothing of a host is deleted because the catalogue does not know it.
+
+use std::collections::HashMap;
+
+use api::SandboxId;
+use api::host::{Change, Known};
+
+use crate::App;
+use crate::catalogue::{Entry, State, now_ms};
+use crate::failure::{Failure, chain};
+
+/// Makes catalogue and host agree.
+pub(crate) async fn run(app: &App) -> Result<(), Failure> {
+    app.catalogue().add_host(app.host().name()).await?;
+    let mut known: HashMap<SandboxId, Known> =
+        app.host().list().await.into_iter().map(|known| (known.sandbox.id.clone(), known)).collect();
+    for entry in app.catalogue().all() {
+        let at_host = known.remove(&entry.id);
+        match (entry.state, at_host) {
+            (State::Creating, None) => {
+                tracing::warn!(sandbox = %entry.id, name = entry.name, "was being made when the daemon ended, and its host has nothing of it: forgotten");
+                app.catalogue().remove(&entry.id).await?;
+            }
+            (State::Creating, Some(at_host)) => {
+                tracing::warn!(sandbox = %entry.id, name = entry.name, "was being made when the daemon ended, and its host has it: kept");
+                app.catalogue().set_state(&entry.id, State::Ready).await?;
+                rename_at_host(app, &entry, &at_host).await;
+            }
+            (State::Ready, Some(at_host)) => rename_at_host(app, &entry, &at_host).await,
+            (State::Ready, None) => {
+                tracing::error!(sandbox = %entry.id, name = entry.name, "its host does not have it; the catalogue keeps its row");
+            }
+            (State::Deleting, _) => {
+                tracing::info!(sandbox = %entry.id, name = entry.name, "was being deleted when the daemon ended: deleting on");
+                let app = app.clone();
+                tokio::spawn(async move {
+                    if let Err(error) = delete(&app, &entry).await {
+                        tracing::error!(sandbox = %entry.id, error = chain(&error), "cannot delete on; the next start tries again");
+                    }
+                });
+            }
+        }
+    }
+    for at_host in known.into_values() {
+        adopt(app, at_host).await?;
+    }
+    Ok(())
+}
+
+/// Deletes for good. The row goes last: until then the name is taken, and a crash goes on here.
+pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
+    app.catalogue().set_state(&entry.id, State::Deleting).await?;
+    app.host().delete(&entry.id).await?;
+    app.catalogue().remove(&entry.id).await
+}
+
+async fn adopt(app: &App, at_host: Known) -> Result<(), Failure> {
+    let created_ms = at_host.sandbox.created_at.parse::<jiff::Timestamp>().map_or_else(|_| now_ms(), |at| at.as_millisecond());
+    let entry = Entry {
+        id: at_host.sandbox.id.clone(),
+        name: at_host.sandbox.name.clone(),
+        state: State::Ready,
+        link_key: at_host.link_key.clone(),
+        epoch: at_host.epoch,
+        created_ms,
+    };
+    tracing::warn!(sandbox = %entry.id, name = entry.name, "its host has it, the catalogue did not: entered again");
+    if app.catalogue().adopt(app.host().name(), entry.clone()).await? {
+        return Ok(());
+    }
+    let renamed = Entry { name: entry.id.to_string(), ..entry };
+    tracing::warn!(sandbox = %renamed.id, name = at_host.sandbox.name, "its name is taken: named after its id");
+    if app.catalogue().adopt(app.host().name(), renamed.clone()).await? {
+        rename_at_host(app, &renamed, &at_host).await;
+    } else {
+        tracing::error!(sandbox = %renamed.id, "another sandbox is named like its id: not entered");
+    }
+    Ok(())
+}
+
+/// The catalogue decides about names; a crash between the two writes of a rename leaves the host behind.
+async fn rename_at_host(app: &App, entry: &Entry, at_host: &Known) {
+    if at_host.sandbox.name == entry.name {
+        return;
+    }
+    let change = Change { name: Some(entry.name.clone()), ..Change::default() };
+    if let Err(error) = app.host().update(&entry.id, change).await {
+        tracing::error!(sandbox = %entry.id, name = entry.name, error = %error, "cannot tell the host its name");
+    }
+}

@@ -1,0 +1,91 @@
+//! The interface under `/v1`: one file per subject, each handler documented where it stands.
+
+mod attach;
+mod events;
+mod execs;
+mod files;
+mod sandboxes;
+mod system;
+
+use api::{ApiError, Code};
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use crate::App;
+use crate::failure::Failure;
+use crate::server::Peer;
+
+/// Every documented route.
+pub(crate) fn documented() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(sandboxes::create, sandboxes::list))
+        .routes(routes!(sandboxes::view, sandboxes::update, sandboxes::delete))
+        .routes(routes!(sandboxes::sleep))
+        .routes(routes!(sandboxes::restart))
+        .routes(routes!(sandboxes::fork))
+        .routes(routes!(sandboxes::link))
+        .routes(routes!(sandboxes::logs))
+        .routes(routes!(events::of_one))
+        .routes(routes!(events::of_all))
+        .routes(routes!(events::why))
+        .routes(routes!(execs::start, execs::list))
+        .routes(routes!(execs::view))
+        .routes(routes!(execs::output))
+        .routes(routes!(execs::stdin))
+        .routes(routes!(execs::signal))
+        .routes(routes!(attach::attach))
+        .routes(routes!(files::read, files::write, files::remove))
+        .routes(routes!(files::stat))
+        .routes(routes!(files::list))
+        .routes(routes!(files::mkdir))
+        .routes(routes!(files::rename))
+        .routes(routes!(files::read_tree, files::write_tree))
+        .routes(routes!(system::health))
+        .routes(routes!(system::openapi))
+}
+
+/// The whole interface, guarded.
+pub(crate) fn router(app: App) -> Router {
+    let (router, _) = documented().split_for_parts();
+    router
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(from_fn_with_state(app.clone(), guard))
+        // Files and trees are streams of any size; JSON has its own limit.
+        .layer(axum::extract::DefaultBodyLimit::disable())
+        .with_state(app)
+}
+
+/// Paths that anybody may read.
+const OPEN_PATHS: [&str; 2] = ["/v1/health", "/v1/openapi.json"];
+
+async fn guard(State(app): State<App>, request: Request, next: Next) -> Result<Response, Failure> {
+    let local = request.extensions().get::<Peer>() == Some(&Peer::Local);
+    if !local && !OPEN_PATHS.contains(&request.uri().path()) {
+        app.tokens().check(request.headers())?;
+    }
+    Ok(next.run(request).await)
+}
+
+async fn no_route() -> Failure {
+    ApiError::new(Code::NotFound, "no such path").hint("`GET /v1/openapi.json` describes every one").into()
+}
+
+async fn no_method() -> Failure {
+    ApiError::new(Code::MethodNotAllowed, "this path does not have this method")
+        .hint("the `Allow` header lists those it has")
+        .into()
+}
+
+/// Runs work to its end even if the client goes away meanwhile.
+async fn to_the_end<T: Send + 'static>(
+    work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+) -> Result<T, Failure> {
+    tokio::spawn(tracing::Instrument::in_current_span(work))
+        .await
+        .map_err(Failure::internal("carry out a request"))?
+}

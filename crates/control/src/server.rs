@@ -1,0 +1,339 @@
+//! Listeners, connections, and stopping without breaking what is in progress.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::host::Host;
+use axum::body::Body;
+use axum::http::{HeaderName, HeaderValue, Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+use tracing::Instrument;
+
+use crate::auth::Tokens;
+use crate::catalogue::Catalogue;
+use crate::edge::Links;
+use crate::failure::chain;
+use crate::make::Making;
+use crate::{App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, reconcile, routes};
+
+/// Most open connections per listener; more wait in the kernel's queue.
+pub(crate) const CONNECTIONS_MAX: usize = 8192;
+/// Most bytes of a request's head (line and headers); more is answered with 431.
+pub(crate) const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Most headers of a request; more is answered with 431.
+pub(crate) const HEADERS_MAX: usize = 100;
+/// How long a request's head may take to arrive.
+pub(crate) const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
+/// How long requests in progress may go on after the server was told to stop; then they are cut.
+pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+/// Pause after `accept` failed for want of file descriptors, so that it does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Why the control plane could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The catalogue could not be opened.
+    #[error(transparent)]
+    Catalogue(#[from] OpenError),
+    /// Catalogue and host could not be made to agree, or the tokens could not be read.
+    #[error("start the control plane")]
+    Start(#[source] Failure),
+    /// The address is taken or not ours.
+    #[error("listen on {address}")]
+    Listen {
+        /// What was asked for.
+        address: String,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The local socket could not be made.
+    #[error("listen on the local socket {}", path.display())]
+    Socket {
+        /// Where.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The public URL is not one.
+    #[error("public URL `{0}` is not `http://host[:port]` or `https://host[:port]`")]
+    PublicUrl(String),
+}
+
+/// A running control plane.
+pub struct Server {
+    address: SocketAddr,
+    socket: PathBuf,
+    app: App,
+    listeners: JoinSet<()>,
+}
+
+/// Opens the catalogue, makes it agree with the host, and serves until [`Server::stop`].
+pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, ServeError> {
+    // First, so that a second daemon on the same folder changes nothing.
+    let socket = settings.data.join(SOCKET_FILE);
+    let unix = bind_private(&socket).map_err(|source| ServeError::Socket { path: socket.clone(), source })?;
+    let catalogue = Catalogue::open(&settings.data).await?;
+    let tokens = Tokens::load(&catalogue, &settings.data).await.map_err(ServeError::Start)?;
+    let listen_failed = |source| ServeError::Listen { address: settings.listen.clone(), source };
+    let tcp = TcpListener::bind(&settings.listen).await.map_err(listen_failed)?;
+    let address = tcp.local_addr().map_err(listen_failed)?;
+    let links = Links::new(&settings.domain, settings.public_url.as_deref(), address.port())
+        .ok_or_else(|| ServeError::PublicUrl(settings.public_url.clone().unwrap_or_default()))?;
+    let app = App(Arc::new(Inner {
+        host,
+        catalogue,
+        tokens,
+        making: Making::default(),
+        links,
+        stop: CancellationToken::new(),
+    }));
+    // Before the first request: afterwards names and rows are what requests make them.
+    reconcile::run(&app).await.map_err(ServeError::Start)?;
+
+    let router = routes::router(app.clone());
+    let mut listeners = JoinSet::new();
+    listeners.spawn(accept_tcp(tcp, Service { app: app.clone(), router: router.clone() }));
+    listeners.spawn(accept_unix(unix, Service { app: app.clone(), router }));
+    tracing::info!(%address, socket = %socket.display(), "serving");
+    Ok(Server { address, socket, app, listeners })
+}
+
+impl Server {
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Its local socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Takes no more connections, ends endless streams, lets requests in progress end (at most [`DRAIN_TIME_MAX`]), and
+    /// closes the catalogue. Sandboxes are the host's and go on.
+    pub async fn stop(mut self) {
+        self.app.stop().cancel();
+        while let Some(ended) = self.listeners.join_next().await {
+            if let Err(error) = ended {
+                tracing::error!(error = chain(&error), "a listener broke");
+            }
+        }
+        self.app.catalogue().close().await;
+        match std::fs::remove_file(&self.socket) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(error = %error, "cannot remove the local socket");
+            }
+            _ => {}
+        }
+        tracing::info!("stopped serving");
+    }
+}
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Peer {
+    /// Over the local socket: whoever may open it may do everything.
+    Local,
+    /// Over the network.
+    Tcp(SocketAddr),
+}
+
+#[derive(Clone)]
+struct Service {
+    app: App,
+    router: axum::Router,
+}
+
+impl Service {
+    /// One request: to a sandbox's port, or to the interface.
+    async fn handle(self, mut request: Request<Incoming>, peer: Peer) -> Result<Response<Body>, std::convert::Infallible> {
+        let id = request_id();
+        let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
+        let mut response = async {
+            match edge::address(&self.app, &request) {
+                Some(address) => edge::handle(&self.app, address, request, peer).await,
+                None => {
+                    request.extensions_mut().insert(peer);
+                    let Ok(response) = self.router.oneshot(request.map(Body::new)).await;
+                    let value = HeaderValue::try_from(&id).expect("hex is a header value");
+                    let mut response: Response<Body> = response;
+                    response.headers_mut().insert(REQUEST_ID, value);
+                    response
+                }
+            }
+        }
+        .instrument(span.clone())
+        .await;
+        span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
+        // A date and a server name are nobody's business here; hyper adds the date itself.
+        response.headers_mut().remove("server");
+        Ok(response)
+    }
+}
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+async fn accept_tcp(listener: TcpListener, service: Service) {
+    let mut connections = Connections::new(service);
+    while let Some(permit) = connections.room().await {
+        let stop = connections.service.app.stop().clone();
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, from)) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(error = %error, "cannot set nodelay");
+                }
+                connections.spawn(stream, Peer::Tcp(from), permit);
+            }
+            Err(error) => pause(&error).await,
+        }
+    }
+    drop(listener);
+    connections.drain().await;
+}
+
+async fn accept_unix(listener: UnixListener, service: Service) {
+    let mut connections = Connections::new(service);
+    while let Some(permit) = connections.room().await {
+        let stop = connections.service.app.stop().clone();
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = stop.cancelled() => break,
+        };
+        match accepted {
+            Ok((stream, _)) => connections.spawn(stream, Peer::Local, permit),
+            Err(error) => pause(&error).await,
+        }
+    }
+    drop(listener);
+    connections.drain().await;
+}
+
+/// The connections of one listener.
+struct Connections {
+    service: Service,
+    room: Arc<Semaphore>,
+    tasks: JoinSet<()>,
+}
+
+impl Connections {
+    fn new(service: Service) -> Self {
+        Self { service, room: Arc::new(Semaphore::new(CONNECTIONS_MAX)), tasks: JoinSet::new() }
+    }
+
+    /// Waits until there is room for one more; `None`: the server stops.
+    async fn room(&mut self) -> Option<tokio::sync::OwnedSemaphorePermit> {
+        // Ended tasks are taken away here, so that they do not pile up.
+        while let Some(ended) = self.tasks.try_join_next() {
+            log_broken(ended);
+        }
+        tokio::select! {
+            permit = Arc::clone(&self.room).acquire_owned() => permit.ok(),
+            () = self.service.app.stop().cancelled() => None,
+        }
+    }
+
+    fn spawn<S>(&mut self, stream: S, peer: Peer, permit: tokio::sync::OwnedSemaphorePermit)
+    where
+        S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    {
+        let service = self.service.clone();
+        let stop = service.app.stop().clone();
+        self.tasks.spawn(async move {
+            let _room = permit;
+            let handler = hyper::service::service_fn(move |request| service.clone().handle(request, peer));
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEAD_TIME_MAX)
+                .max_buf_size(HEAD_BYTES_MAX)
+                .max_headers(HEADERS_MAX)
+                .serve_connection(TokioIo::new(stream), handler)
+                .with_upgrades();
+            tokio::pin!(connection);
+            let result = tokio::select! {
+                result = connection.as_mut() => result,
+                () = stop.cancelled() => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = result {
+                // Clients that go away, mostly.
+                tracing::debug!(error = chain(&error), "connection ended early");
+            }
+        });
+    }
+
+    async fn drain(mut self) {
+        let all = async {
+            while let Some(ended) = self.tasks.join_next().await {
+                log_broken(ended);
+            }
+        };
+        if tokio::time::timeout(DRAIN_TIME_MAX, all).await.is_err() {
+            tracing::warn!(connections = self.tasks.len(), "cutting requests that did not end in time");
+            self.tasks.shutdown().await;
+        }
+    }
+}
+
+fn log_broken(ended: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = ended
+        && error.is_panic()
+    {
+        tracing::error!(error = chain(&error), "a connection's task panicked");
+    }
+}
+
+async fn pause(error: &io::Error) {
+    tracing::warn!(error = %error, "cannot accept a connection");
+    tokio::time::sleep(ACCEPT_PAUSE).await;
+}
+
+/// A socket that its owner alone may open. A dead one left by a crash is replaced; a living one is not.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    if let Ok(found) = std::fs::symlink_metadata(path) {
+        if !found.file_type().is_socket() {
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else has this name"));
+        }
+        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon serves this data folder"));
+        }
+        std::fs::remove_file(path)?;
+    }
+    // Made under a name that nobody looks for, so that it never stands open under its own.
+    let draft = path.with_extension("new");
+    match std::fs::remove_file(&draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(&draft)?;
+    std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
+    std::fs::rename(&draft, path)?;
+    Ok(listener)
+}
+
+/// Sixteen hex digits, unique enough to find a request in a log.
+fn request_id() -> String {
+    let mut random = [0; 8];
+    // Without randomness the request is still served; its id then says nothing.
+    if getrandom::fill(&mut random).is_err() {
+        random = [0; 8];
+    }
+    format!("{:016x}", u64::from_be_bytes(random))
+}

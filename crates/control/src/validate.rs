@@ -1,0 +1,306 @@
+//! The ranges that a type cannot say, checked before anything is written down or a host is asked.
+
+use std::collections::BTreeMap;
+
+use api::ApiError;
+use api::exec::ExecRequest;
+use api::sandbox::{
+    AWAKE_PORTS_MAX, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
+    NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX, SLEEP_NOTICE_MS_MAX, SleepRequest,
+    SleepTier, UpdateSandbox,
+};
+
+/// Most bytes of a path in a guest: Linux's own limit.
+const PATH_BYTES_MAX: usize = 4096;
+/// Most characters of a label's key.
+const LABEL_KEY_CHARS_MAX: usize = 63;
+/// Most bytes of a label's value.
+const LABEL_VALUE_BYTES_MAX: usize = 255;
+/// The longest time-out of a command, milliseconds: a week. Longer work needs none.
+const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
+/// Most bytes of arguments: with the environment they must stay under the kernel's 2 MiB.
+const ARGV_BYTES_MAX: usize = 1024 * 1024;
+/// What a name looks like.
+const NAME_HINT: &str = "1-63 characters of a-z, 0-9 and `-`, not at the ends";
+
+/// Checks what a new sandbox shall be.
+pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
+    if let Some(given) = &request.name {
+        name("name", given)?;
+    }
+    if let Some(image) = &request.image
+        && !is_name(image)
+    {
+        return Err(ApiError::invalid("image", "not the name of an image").hint(NAME_HINT));
+    }
+    if let Some(cpus) = request.cpus
+        && !CPUS_RANGE.contains(&cpus)
+    {
+        return Err(out_of_range("cpus", cpus, CPUS_RANGE.start(), CPUS_RANGE.end()));
+    }
+    if let Some(memory) = request.memory_mib
+        && !MEMORY_MIB_RANGE.contains(&memory)
+    {
+        return Err(out_of_range("memory_mib", memory, MEMORY_MIB_RANGE.start(), MEMORY_MIB_RANGE.end()));
+    }
+    env(&request.env)?;
+    labels(&request.labels)?;
+    policy(&request.policy())
+}
+
+/// Checks changes.
+pub(crate) fn update(request: &UpdateSandbox) -> Result<(), ApiError> {
+    if let Some(given) = &request.name {
+        name("name", given)?;
+    }
+    if let Some(given) = &request.labels {
+        labels(given)?;
+    }
+    policy(&request.policy())
+}
+
+/// Checks a fork.
+pub(crate) fn fork(request: &ForkRequest) -> Result<(), ApiError> {
+    request.name.as_deref().map_or(Ok(()), |given| name("name", given))
+}
+
+/// Checks a sleep that is asked for.
+pub(crate) fn sleep(request: &SleepRequest) -> Result<(), ApiError> {
+    match request.tier {
+        None | Some(SleepTier::Memory | SleepTier::Disk) => Ok(()),
+        Some(SleepTier::Store | SleepTier::Off) => {
+            Err(ApiError::invalid("tier", "cannot be asked for").hint("`memory` or `disk`"))
+        }
+    }
+}
+
+/// Checks a command.
+pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
+    let one_of = "exactly one of `argv` (program and arguments) and `command` (a line for the shell)";
+    match (&request.argv, &request.command) {
+        (None, None) => return Err(ApiError::invalid("argv", "there is nothing to run").hint(one_of)),
+        (Some(_), Some(_)) => return Err(ApiError::invalid("command", "`argv` is given as well").hint(one_of)),
+        (Some(argv), None) => {
+            if argv.first().is_none_or(String::is_empty) {
+                return Err(ApiError::invalid("argv", "names no program").hint("such as `[\"ls\", \"-l\"]`"));
+            }
+            for (index, argument) in argv.iter().enumerate() {
+                no_nul(&format!("argv[{index}]"), argument)?;
+            }
+            let bytes = argv.iter().map(|argument| argument.len() + 1).sum::<usize>();
+            if bytes > ARGV_BYTES_MAX {
+                return Err(out_of_range("argv", bytes, 1, ARGV_BYTES_MAX).hint("large data goes through a file"));
+            }
+        }
+        (None, Some(command)) => {
+            if command.trim().is_empty() {
+                return Err(ApiError::invalid("command", "is empty").hint(one_of));
+            }
+            no_nul("command", command)?;
+        }
+    }
+    if let Some(cwd) = &request.cwd {
+        path("cwd", cwd)?;
+    }
+    env(&request.env)?;
+    if let Some(user) = &request.user
+        && (user.is_empty() || user.len() > NAME_CHARS_MAX || user.bytes().any(|byte| byte <= b' ' || byte == b':'))
+    {
+        return Err(ApiError::invalid("user", "not a user").hint("a name such as `nobody`, or a number"));
+    }
+    if let Some(timeout) = request.timeout_ms
+        && !(1..=TIMEOUT_MS_MAX).contains(&timeout)
+    {
+        return Err(out_of_range("timeout_ms", timeout, 1, TIMEOUT_MS_MAX));
+    }
+    if request.open_stdin && request.stdin.is_some() {
+        return Err(ApiError::invalid("open_stdin", "`stdin` is given as well, which closes it after that text"));
+    }
+    if request.open_stdin && !request.background {
+        return Err(ApiError::invalid("open_stdin", "nobody could write to it while this call waits for the end")
+            .hint("add `\"background\": true` and use `…/stdin` or `…/attach`"));
+    }
+    Ok(())
+}
+
+/// Checks a path in the guest: absolute, no step upwards, no NUL.
+pub(crate) fn path(field: &str, given: &str) -> Result<(), ApiError> {
+    let hint = "an absolute path in the sandbox without `..`, such as `/work/file`";
+    let problem = if given.is_empty() {
+        "no path"
+    } else if !given.starts_with('/') {
+        "not absolute"
+    } else if given.len() > PATH_BYTES_MAX {
+        "longer than 4096 bytes"
+    } else if given.contains('\0') {
+        "contains a NUL"
+    } else if given.split('/').any(|part| part == "..") {
+        "contains `..`"
+    } else {
+        return Ok(());
+    };
+    Err(ApiError::invalid(field, format!("`{field}`: {problem}")).hint(hint))
+}
+
+/// Whether this can be the name of a sandbox or an image.
+pub(crate) fn is_name(text: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    (1..=NAME_CHARS_MAX).contains(&text.len())
+        && text.bytes().all(|byte| inner(byte) || byte == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+}
+
+/// A number is outside of what is allowed.
+pub(crate) fn out_of_range<T: std::fmt::Display>(field: &str, given: T, least: impl std::fmt::Display, most: impl std::fmt::Display) -> ApiError {
+    ApiError::invalid(field, format!("`{field}`: {given} is out of range")).hint(format!("from {least} to {most}"))
+}
+
+fn name(field: &str, given: &str) -> Result<(), ApiError> {
+    if is_name(given) { Ok(()) } else { Err(ApiError::invalid(field, format!("`{field}`: not a name")).hint(NAME_HINT)) }
+}
+
+fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
+    if let Some(Some(seconds)) = policy.sleep_after_seconds
+        && !(1..=SLEEP_AFTER_SECONDS_MAX).contains(&seconds)
+    {
+        let error = ApiError::invalid("sleep_after_seconds", format!("`sleep_after_seconds`: {seconds} is out of range"));
+        return Err(error.hint(format!("from 1 to {SLEEP_AFTER_SECONDS_MAX}, or null for never")));
+    }
+    if let Some(seconds) = policy.memory_tier_seconds
+        && seconds > SLEEP_AFTER_SECONDS_MAX
+    {
+        return Err(out_of_range("memory_tier_seconds", seconds, 0, SLEEP_AFTER_SECONDS_MAX));
+    }
+    if let Some(ports) = &policy.awake_ports {
+        if ports.len() > AWAKE_PORTS_MAX {
+            let error = ApiError::invalid("awake_ports", format!("`awake_ports`: {} ports", ports.len()));
+            return Err(error.hint(format!("at most {AWAKE_PORTS_MAX}")));
+        }
+        for (index, port) in ports.iter().enumerate() {
+            let field = format!("awake_ports[{index}]");
+            if *port == 0 {
+                return Err(out_of_range(&field, port, 1, u16::MAX));
+            }
+            if ports[..index].contains(port) {
+                return Err(ApiError::invalid(&field, format!("`{field}`: {port} is there twice")));
+            }
+        }
+    }
+    if let Some(ms) = policy.sleep_hold_max_ms
+        && ms > SLEEP_HOLD_MAX_MS_MAX
+    {
+        return Err(out_of_range("sleep_hold_max_ms", ms, 0, SLEEP_HOLD_MAX_MS_MAX));
+    }
+    if let Some(Some(ms)) = policy.sleep_notice_ms
+        && !(1..=SLEEP_NOTICE_MS_MAX).contains(&ms)
+    {
+        let error = ApiError::invalid("sleep_notice_ms", format!("`sleep_notice_ms`: {ms} is out of range"));
+        return Err(error.hint(format!("from 1 to {SLEEP_NOTICE_MS_MAX}, or null for no notice")));
+    }
+    Ok(())
+}
+
+fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    let mut bytes = 0;
+    for (key, value) in env {
+        if key.is_empty() || key.contains(['=', '\0']) {
+            return Err(ApiError::invalid("env", "`env`: a name is empty or contains `=` or NUL"));
+        }
+        no_nul(&format!("env.{key}"), value)?;
+        bytes += key.len() + value.len() + 2;
+    }
+    if bytes > ENV_BYTES_MAX {
+        return Err(ApiError::invalid("env", format!("`env`: {bytes} bytes")).hint(format!("at most {ENV_BYTES_MAX}")));
+    }
+    Ok(())
+}
+
+fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    if labels.len() > LABELS_MAX {
+        return Err(
+            ApiError::invalid("labels", format!("`labels`: {} labels", labels.len())).hint(format!("at most {LABELS_MAX}"))
+        );
+    }
+    for (key, value) in labels {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
+        if key.is_empty() || key.len() > LABEL_KEY_CHARS_MAX || !key.bytes().all(plain) {
+            return Err(ApiError::invalid("labels", "`labels`: not a key")
+                .hint("1-63 characters of a-z, A-Z, 0-9, `-`, `_`, `.` and `/`"));
+        }
+        // A comma would make the filter of the list ambiguous.
+        if value.len() > LABEL_VALUE_BYTES_MAX || value.contains(',') || value.chars().any(char::is_control) {
+            let field = format!("labels.{key}");
+            return Err(ApiError::invalid(&field, format!("`{field}`: not a value"))
+                .hint("at most 255 bytes, without `,` and control characters"));
+        }
+    }
+    Ok(())
+}
+
+fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
+    if text.contains('\0') { Err(ApiError::invalid(field, format!("`{field}`: contains a NUL"))) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names() {
+        for good in ["a", "web", "web-2", "0", &"x".repeat(63)] {
+            assert!(is_name(good), "{good}");
+        }
+        for bad in ["", "-a", "a-", "Web", "a_b", "a.b", "ä", "a b", "a\n", &"x".repeat(64)] {
+            assert!(!is_name(bad), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn paths() {
+        for good in ["/", "/work", "/work/a b/..c/d..", "/ü"] {
+            assert_eq!(path("path", good), Ok(()), "{good}");
+        }
+        for bad in ["", "work", "/a/../b", "/..", "/a\0b", &format!("/{}", "x".repeat(4096))] {
+            assert_eq!(path("path", bad).unwrap_err().field.as_deref(), Some("path"), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_first_field_out_of_range_is_named() {
+        let field = |change: fn(&mut CreateSandbox)| {
+            let mut request = CreateSandbox::default();
+            change(&mut request);
+            create(&request).unwrap_err().field.unwrap()
+        };
+        assert_eq!(create(&CreateSandbox::default()), Ok(()));
+        assert_eq!(field(|r| r.name = Some("No".into())), "name");
+        assert_eq!(field(|r| r.image = Some("../x".into())), "image");
+        assert_eq!(field(|r| r.cpus = Some(0)), "cpus");
+        assert_eq!(field(|r| r.memory_mib = Some(255)), "memory_mib");
+        assert_eq!(field(|r| r.sleep_after_seconds = Some(Some(0))), "sleep_after_seconds");
+        assert_eq!(field(|r| r.memory_tier_seconds = Some(u64::MAX)), "memory_tier_seconds");
+        assert_eq!(field(|r| r.awake_ports = Some((1..=17).collect())), "awake_ports");
+        assert_eq!(field(|r| r.awake_ports = Some(vec![1, 0])), "awake_ports[1]");
+        assert_eq!(field(|r| r.awake_ports = Some(vec![1, 1])), "awake_ports[1]");
+        assert_eq!(field(|r| r.sleep_hold_max_ms = Some(900_001)), "sleep_hold_max_ms");
+        assert_eq!(field(|r| r.sleep_notice_ms = Some(Some(0))), "sleep_notice_ms");
+        assert_eq!(field(|r| r.env = [("A=B".into(), String::new())].into()), "env");
+        assert_eq!(field(|r| r.labels = [(String::new(), String::new())].into()), "labels");
+    }
+
+    #[test]
+    fn commands() {
+        let field = |request: ExecRequest| exec(&request).unwrap_err().field.unwrap();
+        let run = || ExecRequest { command: Some("true".into()), ..ExecRequest::default() };
+        assert_eq!(exec(&run()), Ok(()));
+        assert_eq!(field(ExecRequest::default()), "argv");
+        assert_eq!(field(ExecRequest { argv: Some(vec!["a".into()]), ..run() }), "command");
+        assert_eq!(field(ExecRequest { argv: Some(vec![]), ..ExecRequest::default() }), "argv");
+        assert_eq!(field(ExecRequest { command: Some("  ".into()), ..ExecRequest::default() }), "command");
+        assert_eq!(field(ExecRequest { cwd: Some("work".into()), ..run() }), "cwd");
+        assert_eq!(field(ExecRequest { user: Some(String::new()), ..run() }), "user");
+        assert_eq!(field(ExecRequest { timeout_ms: Some(0), ..run() }), "timeout_ms");
+        assert_eq!(field(ExecRequest { open_stdin: true, ..run() }), "open_stdin");
+    }
+}
