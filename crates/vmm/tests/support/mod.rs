@@ -1,0 +1,189 @@
+//! What the tests against a real QEMU share: a folder, a guest that answers line by line, and waiting for a state.
+//!
+//! They need an image (`DORMOUSE_TEST_IMAGE`: a folder with `vmlinuz`, `initrd`, `root.ext4`) and fail without one. They take QEMU from `PATH`, or
+//! from `DORMOUSE_TEST_QEMU` with its data folders in `DORMOUSE_TEST_QEMU_DATA` (separated by colons).
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::net::UnixStream;
+use vmm::qemu::{Known, Places};
+use vmm::{Account, BootImage, Disk, Machine, MachineSpec, Outlets, Qemu};
+
+/// How long a boot may take here: some 3 s under TCG, more when other tests run beside it.
+pub const BOOT_MAX: Duration = Duration::from_secs(60);
+/// How long anything else may take.
+pub const STEP_MAX: Duration = Duration::from_secs(20);
+
+/// One test's QEMU, image and folder.
+pub struct Bench {
+    pub qemu: Qemu,
+    pub image: BootImage,
+    pub root: PathBuf,
+    pub folder: tempfile::TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let Some(image) = std::env::var_os("DORMOUSE_TEST_IMAGE").map(PathBuf::from) else {
+            panic!(
+                "DORMOUSE_TEST_IMAGE is not set: this test boots a real guest and needs a folder with `vmlinuz`, `initrd` and \
+                 `root.ext4`, as `dormouse images build` makes it"
+            );
+        };
+        for name in ["vmlinuz", "initrd", "root.ext4"] {
+            assert!(image.join(name).is_file(), "DORMOUSE_TEST_IMAGE: {} is missing", image.join(name).display());
+        }
+        let data = std::env::var_os("DORMOUSE_TEST_QEMU_DATA").unwrap_or_default();
+        let places = Places {
+            binary: std::env::var_os("DORMOUSE_TEST_QEMU").map(PathBuf::from),
+            image_tool: None,
+            data_dirs: std::env::split_paths(&data).filter(|path| !path.as_os_str().is_empty()).collect(),
+        };
+        let qemu = Qemu::discover(&places, Known::default()).unwrap();
+        // Machines run unprivileged in these tests, so the way to their files must be open.
+        let folder = tempfile::Builder::new().prefix("vmm-").permissions(open_folder()).tempdir().unwrap();
+        let initrd = folder.path().join("initrd");
+        std::fs::write(&initrd, initrd_with_guest(&image.join("initrd"))).unwrap();
+        std::fs::set_permissions(&initrd, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
+        let cmdline = format!("{} quiet rdinit=/vmm-guest", vmm::qemu::kernel_parameters(qemu.tsc_khz()));
+        let boot = BootImage { kernel: image.join("vmlinuz"), initrd, cmdline };
+        Self { qemu, image: boot, root: image.join("root.ext4"), folder }
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A machine with neither disk nor network, run by an account without rights.
+    pub fn spec(&self) -> MachineSpec {
+        MachineSpec {
+            label: "test".to_owned(),
+            cpus: 1,
+            memory_mib: 256,
+            memory: self.path("memory"),
+            disk: None,
+            network: None,
+            outlets: Outlets { sockets: self.folder.path().to_owned(), console: self.path("console"), log: self.path("log") },
+            account: Account { uid: 64_200, gid: 64_200, threads_max: None },
+        }
+    }
+
+    /// The same with a fresh disk over the image's root file system.
+    pub async fn spec_with_disk(&self) -> MachineSpec {
+        let overlay = self.path("disk.qcow2");
+        vmm::files::create_overlay(&self.qemu, &overlay, &self.root, None).await.unwrap();
+        MachineSpec { disk: Some(Disk { overlay, base: self.root.clone() }), ..self.spec() }
+    }
+
+    /// Boots and waits until the guest answers.
+    pub async fn boot(&self, spec: &MachineSpec) -> (Machine, Guest) {
+        let machine = Machine::boot(&self.qemu, spec, &self.image).await.unwrap();
+        let mut guest = Guest::of(&machine);
+        guest.ask_within("ping", BOOT_MAX).await;
+        (machine, guest)
+    }
+}
+
+/// The guest's end of its port.
+pub struct Guest {
+    stream: BufReader<UnixStream>,
+    console: PathBuf,
+}
+
+impl Guest {
+    pub fn of(machine: &Machine) -> Self {
+        let stream = BufReader::new(machine.guest_stream().unwrap());
+        Self { stream, console: machine.outlets().console.clone() }
+    }
+
+    pub async fn ask(&mut self, line: &str) -> String {
+        self.ask_within(line, STEP_MAX).await
+    }
+
+    /// For what the guest does not survive.
+    pub async fn tell(&mut self, line: &str) {
+        self.stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    }
+
+    /// The answer to what was told.
+    pub async fn read(&mut self) -> String {
+        self.read_within(STEP_MAX).await
+    }
+
+    async fn read_within(&mut self, limit: Duration) -> String {
+        let mut answer = String::new();
+        let read = tokio::time::timeout(limit, self.stream.read_line(&mut answer)).await;
+        if !matches!(read, Ok(Ok(1..))) {
+            let console = std::fs::read(&self.console).unwrap_or_default();
+            panic!("no answer within {limit:?} ({read:?}); console:\n{}", String::from_utf8_lossy(&console));
+        }
+        answer.trim_end().to_owned()
+    }
+
+    async fn ask_within(&mut self, line: &str, limit: Duration) -> String {
+        self.tell(line).await;
+        self.read_within(limit).await
+    }
+}
+
+/// Looks every millisecond until `ready` gives something.
+pub async fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+    let deadline = tokio::time::Instant::now() + STEP_MAX;
+    loop {
+        if let Some(value) = ready() {
+            return value;
+        }
+        assert!(tokio::time::Instant::now() < deadline, "{what} did not come within {STEP_MAX:?}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+fn open_folder() -> std::fs::Permissions {
+    std::os::unix::fs::PermissionsExt::from_mode(0o711)
+}
+
+/// The image's initramfs and, behind it, an archive with the test's own pid 1.
+fn initrd_with_guest(initrd: &Path) -> Vec<u8> {
+    let program = std::fs::read(guest_program()).unwrap();
+    let mut bytes = std::fs::read(initrd).unwrap();
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    cpio_entry(&mut bytes, "vmm-guest", 0o100_755, &program);
+    cpio_entry(&mut bytes, "TRAILER!!!", 0, &[]);
+    bytes
+}
+
+fn cpio_entry(archive: &mut Vec<u8>, name: &str, mode: u32, content: &[u8]) {
+    archive.extend_from_slice(b"070701");
+    let (size, name_size) = (content.len(), name.len() + 1);
+    // inode, mode, owner, group, links, time, size, four device numbers, name's size, checksum
+    let head = format!("{1:08x}{mode:08x}{0:08x}{0:08x}{1:08x}{0:08x}{size:08x}{0:08x}{0:08x}{0:08x}{0:08x}{name_size:08x}{0:08x}", 0, 1);
+    archive.extend_from_slice(head.as_bytes());
+    archive.extend_from_slice(name.as_bytes());
+    archive.push(0);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+    archive.extend_from_slice(content);
+    archive.resize(archive.len().next_multiple_of(4), 0);
+}
+
+/// Compiles the guest once; tests in other processes wait for it.
+fn guest_program() -> PathBuf {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guest/init.rs");
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("vmm-guest");
+    let lock = std::fs::File::create(target.with_extension("lock")).unwrap();
+    lock.lock().unwrap();
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|metadata| metadata.modified());
+    let fresh = modified(&target).is_ok_and(|built| built > modified(&source).unwrap());
+    if !fresh {
+        let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+        let made = Command::new(rustc)
+            .args(["--edition", "2024", "-O", "-C", "strip=symbols", "-C", "target-feature=+crt-static", "-o"])
+            .args([&target, &source])
+            .status()
+            .unwrap();
+        assert!(made.success(), "compile {}", source.display());
+    }
+    target
+}
