@@ -1,0 +1,106 @@
+//! Builds the two programs: `dormouse`, and the guest agent that it puts into images.
+//!
+//! The guest agent is built apart from everything else: it is linked statically, for it is the first program of a
+//! machine that has no libraries yet. The flag for that must not reach procedural macros, which cargo ensures when a
+//! target is named even though it is the same as the host's.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde::Deserialize;
+
+use crate::failure::{Context, Failure, Result};
+use crate::layout::{self, GUEST_AGENT, PROGRAM};
+use crate::process::{self, step};
+
+/// The only kind of machine there is so far, for hosts and guests alike.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// Build the program and the guest agent and put them side by side.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// How: `dev` as tests use it, `up` as `cargo xtask up` installs it, `release`
+    #[arg(long, default_value = "dev")]
+    profile: String,
+}
+
+/// The two programs in one folder, where the one finds the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    pub(crate) dormouse: PathBuf,
+    pub(crate) guest: PathBuf,
+}
+
+/// Runs `cargo xtask build`.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let programs = step("build", || build(&options.profile))?;
+    println!("{}\n{}", programs.dormouse.display(), programs.guest.display());
+    Ok(())
+}
+
+/// Builds both with this profile of cargo's; the guest agent always with its own.
+pub(crate) fn build(profile: &str) -> Result<Programs> {
+    let mut command = process::cargo();
+    command.args(["build", "--locked", "--package", "dormouse", "--profile", profile]);
+    let dormouse = built(&mut command, PROGRAM)?;
+
+    let mut command = process::cargo();
+    command.args([
+        "build",
+        "--locked",
+        "--package",
+        "guest",
+        "--bins",
+        "--profile",
+        "guest",
+        "--target",
+        TARGET,
+    ]);
+    command.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+    let agent = built(&mut command, GUEST_AGENT)?;
+
+    let guest = dormouse.with_file_name(GUEST_AGENT);
+    replace(&agent, &guest)?;
+    Ok(Programs { dormouse, guest })
+}
+
+/// Runs `cargo build` and returns where it put the program, as cargo itself says it.
+fn built(command: &mut Command, name: &str) -> Result<PathBuf> {
+    /// What is read of one line of cargo's output.
+    #[derive(Deserialize)]
+    struct Message {
+        executable: Option<PathBuf>,
+    }
+
+    command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    let messages = process::output(command)?;
+    messages
+        .lines()
+        .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable)
+        .find(|path| path.file_name().is_some_and(|file| file == name))
+        .ok_or_else(|| Failure::new(format!("cargo built no program named `{name}`")))
+}
+
+/// Puts a copy of `from` at `to` in one step, if it is not there already; a running program is not disturbed.
+pub(crate) fn replace(from: &Path, to: &Path) -> Result<bool> {
+    let content = fs::read(from).context(format!("read {}", from.display()))?;
+    if fs::read(to).is_ok_and(|present| present == content) {
+        return Ok(false);
+    }
+    let fresh = to.with_extension("new");
+    fs::copy(from, &fresh).context(format!("write {}", fresh.display()))?;
+    fs::rename(&fresh, to).context(format!("replace {}", to.display()))?;
+    Ok(true)
+}
+
+/// Builds the image that tests boot, or finds that it is current.
+pub(crate) fn test_image(programs: &Programs) -> Result<()> {
+    let mut command = Command::new(&programs.dormouse);
+    command.args(["images", "build"]);
+    command
+        .env("DORMOUSE_IMAGES", layout::test_images())
+        .env("DORMOUSE_DATA", layout::target().join("e2e/data"));
+    process::run(&mut command)
+}

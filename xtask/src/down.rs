@@ -1,0 +1,206 @@
+//! Undoes what `up` did to the machine. Sandboxes stay, asleep in the data folder, unless `--purge` says otherwise.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde::Deserialize;
+
+use crate::daemon::Daemon;
+use crate::failure::{Context, Failure, Result};
+use crate::layout::{self, COMMAND_LINK, PROGRAM, PROGRAMS};
+use crate::process::{self, find, step};
+use crate::setup;
+use crate::up::FORWARDING;
+
+/// Begins the name of every sandbox's link on the host.
+const TAP_PREFIX: &str = "dmouse";
+/// The daemon's table in the packet filter.
+const TABLE: [&str; 2] = ["inet", "dormouse"];
+/// The address at which guests know their host, on the loopback.
+const GATEWAY: &str = "10.118.0.1/32";
+
+/// Undo what `up` did to this machine; keep the sandboxes unless told otherwise
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Delete the data folder too: all sandboxes, images and templates
+    #[arg(long)]
+    purge: bool,
+}
+
+/// Runs `cargo xtask down`.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let data = layout::data();
+    if !setup::is_root() {
+        let own = env::current_exe().context("find this program")?;
+        let mut words = vec![
+            format!("DORMOUSE_DATA={}", data.display()),
+            own.display().to_string(),
+            "down".to_owned(),
+        ];
+        words.extend(options.purge.then(|| "--purge".to_owned()));
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        return process::run(&mut setup::as_root(&words)?);
+    }
+
+    step("sandboxes put to sleep, daemon ended", || end_daemon(&data))?;
+    step("virtual machines", || end_machines(&data))?;
+    step("network", || {
+        remove_taps()?;
+        remove_rules()?;
+        remove_gateway()?;
+        restore_forwarding(&data)
+    })?;
+    step("programs", remove_programs)?;
+    if options.purge {
+        step(&format!("data folder {}", data.display()), || purge(&data))?;
+    } else if data.is_dir() {
+        eprintln!(
+            "\nKept: {} (sandboxes, images, templates); `cargo xtask down --purge` deletes it.",
+            data.display()
+        );
+    }
+    eprintln!("Kept: the Debian packages that `up` installed; `cargo xtask setup` names them.");
+    Ok(())
+}
+
+/// Puts every sandbox to sleep on disk, then asks the daemon to end.
+fn end_daemon(data: &Path) -> Result<()> {
+    /// What is read of a sandbox.
+    #[derive(Deserialize)]
+    struct Sandbox {
+        id: String,
+        status: String,
+        sleep_tier: Option<String>,
+    }
+
+    let daemon = Daemon::over(data);
+    let Some(running) = daemon.running() else {
+        eprintln!("    no daemon of ours runs over {}", data.display());
+        return Ok(());
+    };
+    let program = Path::new(PROGRAMS).join(PROGRAM);
+    let dormouse = || {
+        let mut command = Command::new(&program);
+        command.env("DORMOUSE_DATA", data);
+        command
+    };
+    let text = process::output(dormouse().args(["sandboxes", "list", "--json"]))?;
+    let sandboxes: Vec<Sandbox> =
+        serde_json::from_str(&text).context("read the list of sandboxes")?;
+    for sandbox in sandboxes {
+        let has_machine =
+            sandbox.status == "running" || sandbox.sleep_tier.as_deref() == Some("memory");
+        if has_machine
+            && let Err(failure) =
+                process::run(dormouse().args(["sandboxes", "sleep", &sandbox.id, "--tier", "disk"]))
+        {
+            // One that cannot be saved must not keep the rest from being undone.
+            eprintln!("    {} is not saved and will boot from its disk: {failure}", sandbox.id);
+        }
+    }
+    daemon.end(running)
+}
+
+/// Ends what the daemon could not put to sleep: virtual machines over files of this data folder.
+fn end_machines(data: &Path) -> Result<()> {
+    for id in machines_over(data)? {
+        eprintln!("    ending process {id}, a virtual machine that is still there");
+        process::run(
+            Command::new("sh").args(["-c", &format!("kill -TERM {id}; kill -CONT {id}")]),
+        )?;
+    }
+    Ok(())
+}
+
+/// Processes of QEMU that have a file of this folder on their command line.
+fn machines_over(data: &Path) -> Result<Vec<u32>> {
+    let below = format!("{}/", data.display());
+    let mut ids = Vec::new();
+    for entry in fs::read_dir("/proc").context("list processes")? {
+        let name = entry.context("list processes")?.file_name();
+        let Ok(id) = name.to_string_lossy().parse::<u32>() else { continue };
+        // One that has ended meanwhile has no command line, and is no machine either.
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        let line = String::from_utf8_lossy(&line);
+        let program = line.split('\0').next().unwrap_or_default();
+        if program.contains("qemu-system-") && line.contains(&below) {
+            ids.push(id);
+        }
+    }
+    Ok(ids)
+}
+
+fn remove_taps() -> Result<()> {
+    for entry in fs::read_dir("/sys/class/net").context("list network links")? {
+        let name = entry.context("list network links")?.file_name().to_string_lossy().into_owned();
+        if name.strip_prefix(TAP_PREFIX).is_some_and(|slot| slot.parse::<u32>().is_ok()) {
+            process::run(tool("ip")?.args(["link", "delete", &name]))?;
+        }
+    }
+    Ok(())
+}
+
+fn remove_rules() -> Result<()> {
+    // Adding first makes deleting succeed whether it was there or not.
+    for verb in ["add", "delete"] {
+        process::run(tool("nft")?.args([verb, "table"]).args(TABLE))?;
+    }
+    Ok(())
+}
+
+fn remove_gateway() -> Result<()> {
+    let present = process::output(tool("ip")?.args(["-oneline", "address", "show", "dev", "lo"]))?;
+    if present.split_whitespace().any(|word| word == GATEWAY) {
+        process::run(tool("ip")?.args(["address", "delete", GATEWAY, "dev", "lo"]))?;
+    }
+    Ok(())
+}
+
+/// Switches forwarding off again where it was off before `up`.
+fn restore_forwarding(data: &Path) -> Result<()> {
+    let record = data.join("forwarding.before");
+    match fs::read_to_string(&record) {
+        Ok(before) => {
+            fs::write(FORWARDING, before.trim()).context(format!("write {FORWARDING}"))?;
+            fs::remove_file(&record).context(format!("remove {}", record.display()))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error).context(format!("read {}", record.display())),
+    }
+}
+
+fn remove_programs() -> Result<()> {
+    let link = Path::new(COMMAND_LINK);
+    if fs::read_link(link).is_ok_and(|target| target.starts_with(PROGRAMS)) {
+        fs::remove_file(link).context(format!("remove {COMMAND_LINK}"))?;
+    }
+    match fs::remove_dir_all(PROGRAMS) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).context(format!("remove {PROGRAMS}"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Deletes the data folder, if it looks like one.
+fn purge(data: &Path) -> Result<()> {
+    if !data.is_dir() {
+        return Ok(());
+    }
+    let ours = ["dormouse.db", "images", "sandboxes", "templates", "daemon.log"];
+    if !ours.iter().any(|name| data.join(name).exists()) || data.parent().is_none() {
+        return Err(Failure::new(format!(
+            "{} does not look like a data folder: delete it yourself",
+            data.display()
+        )));
+    }
+    fs::remove_dir_all(data).context(format!("remove {}", data.display()))
+}
+
+fn tool(name: &str) -> Result<Command> {
+    let path: PathBuf =
+        find(name).ok_or_else(|| Failure::new(format!("`{name}` is not on this machine")))?;
+    Ok(Command::new(path))
+}

@@ -1,0 +1,49 @@
+//! Where things are: in the repository, on this machine, in the data folder.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// Where the daemon listens unless told otherwise.
+pub(crate) const LISTEN_DEFAULT: &str = "127.0.0.1:8420";
+
+/// The data folder unless `DORMOUSE_DATA` names another.
+const DATA_DEFAULT: &str = "/var/lib/dormouse";
+
+/// Where `up` puts the programs.
+pub(crate) const PROGRAMS: &str = "/usr/local/lib/dormouse";
+
+/// What makes `dormouse` a command for everybody on this machine.
+pub(crate) const COMMAND_LINK: &str = "/usr/local/bin/dormouse";
+
+/// File name of the program.
+pub(crate) const PROGRAM: &str = "dormouse";
+
+/// File name of the guest agent, which the image builder looks for beside the program.
+pub(crate) const GUEST_AGENT: &str = "dormouse-guest";
+
+/// Root of the repository.
+pub(crate) fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .map_or_else(|| PathBuf::from("."), Path::to_owned)
+}
+
+/// Where cargo builds.
+pub(crate) fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
+}
+
+/// The data folder.
+pub(crate) fn data() -> PathBuf {
+    env::var_os("DORMOUSE_DATA").map_or_else(|| PathBuf::from(DATA_DEFAULT), PathBuf::from)
+}
+
+/// Images for tests: made once, kept between runs.
+pub(crate) fn test_images() -> PathBuf {
+    env::var_os("DORMOUSE_IMAGES").map_or_else(|| target().join("e2e/images"), PathBuf::from)
+}
+
+/// Templates for tests: made once, kept between runs.
+pub(crate) fn test_templates() -> PathBuf {
+    env::var_os("DORMOUSE_TEMPLATES").map_or_else(|| target().join("e2e/templates"), PathBuf::from)
+}

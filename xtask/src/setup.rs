@@ -1,0 +1,136 @@
+//! What Dormouse needs from the machine: Debian packages, each with the reason it is there.
+//!
+//! Rust itself needs a linker, so a machine on which this program could be built has `cc` already; what may still be
+//! missing then is named here. Nothing is installed that is there, and nothing without having said so.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::failure::{Failure, Result};
+use crate::process::{self, find};
+
+/// Install the Debian packages that are missing, and nothing else.
+#[derive(clap::Args, Default)]
+pub(crate) struct Options {
+    /// Only say what is missing; fail if anything is
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// What shows that a package is there.
+#[derive(Clone, Copy)]
+enum Sign {
+    /// A program in `PATH` or a system folder.
+    Program(&'static str),
+    /// A file.
+    File(&'static str),
+}
+
+/// A Debian package that is needed.
+struct Package {
+    name: &'static str,
+    sign: Sign,
+    why: &'static str,
+}
+
+const fn package(name: &'static str, sign: Sign, why: &'static str) -> Package {
+    Package { name, sign, why }
+}
+
+/// All of them. On a machine that has Debian's minimum and Rust most are missing.
+const PACKAGES: [Package; 12] = [
+    package("qemu-system-x86", Sign::Program("qemu-system-x86_64"), "runs the virtual machines"),
+    package("qemu-utils", Sign::Program("qemu-img"), "makes each sandbox's disk"),
+    package("nftables", Sign::Program("nft"), "keeps sandboxes apart and lets them out"),
+    package("iproute2", Sign::Program("ip"), "addresses and routes of sandboxes"),
+    package("e2fsprogs", Sign::Program("mke2fs"), "makes the guest's file system"),
+    package("mmdebstrap", Sign::Program("mmdebstrap"), "makes the guest's Debian"),
+    package("xz-utils", Sign::Program("xz"), "unpacks the guest's kernel modules"),
+    package(
+        "debian-archive-keyring",
+        Sign::File("/usr/share/keyrings/debian-archive-keyring.gpg"),
+        "checks what is downloaded for the guest",
+    ),
+    package("gcc", Sign::Program("cc"), "links Rust programs, compiles SQLite"),
+    package(
+        "libc6-dev",
+        Sign::File("/usr/lib/x86_64-linux-gnu/libc.a"),
+        "links the guest agent statically",
+    ),
+    package(
+        "ca-certificates",
+        Sign::File("/etc/ssl/certs/ca-certificates.crt"),
+        "lets cargo fetch crates",
+    ),
+    package("curl", Sign::Program("curl"), "asks sandboxes over HTTP in the tour of the README"),
+];
+
+/// Runs `cargo xtask setup`.
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let missing: Vec<_> = PACKAGES.iter().filter(|package| !is_there(package.sign)).collect();
+    if missing.is_empty() {
+        eprintln!("    nothing is missing");
+        return Ok(());
+    }
+    eprintln!("    missing from this machine, to be installed by apt-get:");
+    for package in &missing {
+        eprintln!("      {:24} {}", package.name, package.why);
+    }
+    let names: Vec<_> = missing.iter().map(|package| package.name).collect();
+    if options.dry_run {
+        return Err(Failure::new(format!("missing: {}", names.join(" "))));
+    }
+    if find("apt-get").is_none() {
+        return Err(Failure::new(format!(
+            "this machine has no apt-get: install what corresponds to Debian's packages {}, then try again",
+            names.join(" ")
+        )));
+    }
+    process::run(as_root(&["apt-get", "-q", "update"])?.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    // Without what is only recommended: for QEMU that is a desktop's worth of libraries.
+    let mut install = vec!["apt-get", "-q", "-y", "--no-install-recommends", "install"];
+    install.extend(&names);
+    process::run(as_root(&install)?.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    match PACKAGES.iter().find(|package| !is_there(package.sign)) {
+        Some(package) => Err(Failure::new(format!(
+            "`{}` is installed, but what it brings is not there",
+            package.name
+        ))),
+        None => Ok(()),
+    }
+}
+
+fn is_there(sign: Sign) -> bool {
+    match sign {
+        Sign::Program(name) => find(name).is_some(),
+        Sign::File(path) => Path::new(path).is_file(),
+    }
+}
+
+/// Whether this process is root's.
+pub(crate) fn is_root() -> bool {
+    // The owner of one's own process folder, for want of `geteuid` in the standard library.
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|me| me.uid() == 0)
+}
+
+/// A command that runs as root: as it is for root, through `sudo` otherwise.
+pub(crate) fn as_root(words: &[&str]) -> Result<Command> {
+    let (program, arguments) =
+        words.split_first().ok_or_else(|| Failure::new("an empty command"))?;
+    if is_root() {
+        let mut command = Command::new(program);
+        command.args(arguments);
+        return Ok(command);
+    }
+    let sudo = find("sudo").ok_or_else(|| {
+        Failure::new(format!(
+            "`{}` needs root's rights and there is no sudo: run this as root",
+            words.join(" ")
+        ))
+    })?;
+    let mut command = Command::new(sudo);
+    // Through `env`: sudo clears the environment.
+    command.args(["env", "DEBIAN_FRONTEND=noninteractive", program]).args(arguments);
+    Ok(command)
+}
