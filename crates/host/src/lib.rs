@@ -1,5 +1,39 @@
-//! See the crate description.
+//! The daemon of one machine: it runs sandboxes, and decides when they sleep.
+//!
+//! | module | what it is for |
+//! | --- | --- |
+//! | [`daemon`] | all sandboxes of the host, and its start |
+//! | `verbs` | the verbs of [`api::host::Host`], one after the other |
+//! | `sandbox` | one sandbox: its task, its orders, its view |
+//! | `recovery` | what a starting daemon makes of what it finds |
+//! | [`manifest`], `record` | what is durable about a sandbox, and the one place that changes it |
+//! | [`template`] | guests that were booted once, for all to be copied from |
+//! | [`images`] | kernel, initial RAM disk and root file system |
+//! | [`guest`] | the link to the agent in a guest |
+//! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
+//! | [`timeline`] | what happened to a sandbox |
+//! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
 
-pub mod images;
+pub mod clock;
+pub mod daemon;
+mod exec;
+pub mod fault;
+mod ground;
 pub mod guest;
+pub mod images;
+pub mod manifest;
+pub mod network;
+mod phases;
+mod record;
+mod recovery;
+mod sandbox;
+pub mod settings;
+mod slots;
+mod tap;
+pub mod template;
+pub mod timeline;
+mod verbs;
+
+pub use daemon::{Daemon, StartError};
+pub use settings::Settings;

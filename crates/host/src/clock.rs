@@ -1,0 +1,110 @@
+//! The clocks that decisions rest on.
+//!
+//! Deadlines and idle times use the clock that counts on through a suspend of the host and knows no steps. How long
+//! something slept is measured on it too, as long as the host was not booted in between; only then the wall clock decides.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rustix::time::{ClockId, clock_gettime};
+use serde::{Deserialize, Serialize};
+
+/// A moment, on every clock of this host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moment {
+    /// Milliseconds of the clock that counts since this boot of the host.
+    pub boot_ms: u64,
+    /// Which boot of the host.
+    pub boot_id: String,
+    /// Milliseconds since 1970 of the wall clock.
+    pub unix_ms: u64,
+}
+
+impl Moment {
+    /// Now.
+    pub fn now() -> Self {
+        Self { boot_ms: since_boot_ms(), boot_id: boot_id(), unix_ms: unix_ms() }
+    }
+
+    /// How long ago this moment was: exact within one boot of the host, by the wall clock after that (never negative).
+    pub fn elapsed(&self) -> Duration {
+        let now = Self::now();
+        let ms = if now.boot_id == self.boot_id {
+            now.boot_ms.saturating_sub(self.boot_ms)
+        } else {
+            now.unix_ms.saturating_sub(self.unix_ms)
+        };
+        Duration::from_millis(ms)
+    }
+
+    /// This moment on the present boot's clock, which is zero for moments before the boot.
+    pub fn boot_ms_now(&self) -> u64 {
+        let now = Self::now();
+        if now.boot_id == self.boot_id {
+            self.boot_ms
+        } else {
+            now.boot_ms.saturating_sub(now.unix_ms.saturating_sub(self.unix_ms))
+        }
+    }
+}
+
+/// Milliseconds since the host was booted, suspends included.
+pub fn since_boot_ms() -> u64 {
+    let time = clock_gettime(ClockId::Boottime);
+    millis(time.tv_sec, time.tv_nsec)
+}
+
+/// Milliseconds of the wall clock since 1970.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A wall-clock time in milliseconds as RFC 3339 in UTC.
+pub fn rfc3339(unix_ms: u64) -> String {
+    let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
+    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
+}
+
+/// The wall-clock time of a moment of the boot clock, as it stands now.
+pub fn boot_to_unix_ms(boot_ms: u64) -> u64 {
+    let (now_boot, now_unix) = (since_boot_ms(), unix_ms());
+    if boot_ms >= now_boot { now_unix + (boot_ms - now_boot) } else { now_unix.saturating_sub(now_boot - boot_ms) }
+}
+
+fn millis(seconds: i64, nanos: i64) -> u64 {
+    u64::try_from(seconds).unwrap_or(0) * 1000 + u64::try_from(nanos).unwrap_or(0) / 1_000_000
+}
+
+/// The kernel's random name for this boot of the host.
+fn boot_id() -> String {
+    use std::sync::OnceLock;
+    static BOOT_ID: OnceLock<String> = OnceLock::new();
+    BOOT_ID
+        .get_or_init(|| {
+            std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .map_or_else(|_| "unknown".to_owned(), |text| text.trim().to_owned())
+        })
+        .clone()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s07_time_asleep_ignores_steps_of_the_wall_clock_within_one_boot() {
+        let mut slept = Moment::now();
+        slept.unix_ms += 86_400_000; // The wall clock was set back by a day meanwhile.
+        slept.boot_ms -= 5_000;
+        assert!((5_000..6_000).contains(&slept.elapsed().as_millis()));
+        slept.boot_id = "another boot".to_owned();
+        assert_eq!(slept.elapsed(), Duration::ZERO);
+        slept.unix_ms = unix_ms() - 7_000;
+        assert!((7_000..8_000).contains(&slept.elapsed().as_millis()));
+    }
+
+    #[test]
+    fn times_are_written_in_utc_with_milliseconds() {
+        assert_eq!(rfc3339(1_796_083_200_123), "2026-11-30T12:00:00.123Z".replace("12:00", &rfc3339(1_796_083_200_123)[11..16]));
+        assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
+    }
+}

@@ -1,0 +1,200 @@
+//! The daemon of one machine: all its sandboxes, and what they stand on.
+
+use std::collections::HashMap;
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use api::{ApiError, Code, Event, SandboxId};
+use tokio::sync::{broadcast, mpsc};
+use vmm::qemu::{DiscoverError, Known, Places};
+use vmm::{Account, MachineSpec, Outlets, Qemu};
+
+use crate::ground::Ground;
+use crate::network::dns::Dns;
+use crate::network::{Network, Subnet};
+use crate::recovery;
+use crate::sandbox::Handle;
+use crate::sandbox::work::chain;
+use crate::settings::Settings;
+use crate::slots::Slots;
+use crate::template::Templates;
+use crate::timeline::WATCH_BACKLOG;
+
+/// Why a daemon does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The data folder.
+    #[error("{doing} {path}")]
+    Folder {
+        /// What was being done.
+        doing: &'static str,
+        /// Where.
+        path: String,
+        /// Why it failed.
+        #[source]
+        source: io::Error,
+    },
+    /// Another daemon works on the data folder.
+    #[error("another daemon works in {0}")]
+    Taken(String),
+    /// No usable QEMU.
+    #[error("no usable QEMU")]
+    Qemu(#[from] DiscoverError),
+    /// The network.
+    #[error("set up the guests' network")]
+    Network(#[source] io::Error),
+}
+
+/// The daemon of one machine. Ending it leaves guests running; the next one takes them up again.
+pub struct Daemon {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) network: Network,
+    pub(crate) events: broadcast::Sender<Event>,
+    pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
+    sandboxes: RwLock<HashMap<SandboxId, Handle>>,
+    _dns: Option<Dns>,
+    _lock: File,
+}
+
+impl Daemon {
+    /// Starts over a data folder. That *is* recovery: whatever an earlier daemon left is taken up, finished or undone.
+    pub async fn start(settings: Settings) -> Result<Arc<Self>, StartError> {
+        let lock = prepare_folders(&settings)?;
+        let qemu = discover(&settings).await?;
+        tracing::info!(
+            version = %qemu.version(),
+            accelerator = %qemu.accelerator(),
+            tsc_khz = qemu.tsc_khz(),
+            "QEMU found"
+        );
+        let subnet = Subnet::new(settings.subnet);
+        let network = Network::set_up(subnet).await.map_err(StartError::Network)?;
+        // Without a name server guests still work; something else may hold the port.
+        let dns = match Dns::start(subnet.gateway()).await {
+            Ok(dns) => Some(dns),
+            Err(error) => {
+                tracing::error!(%error, "guests have no name server");
+                None
+            }
+        };
+        let fingerprint = qemu.fingerprint(&any_machine());
+        let ground = Arc::new(Ground {
+            settings,
+            qemu,
+            fingerprint,
+            subnet,
+            slots: Slots::default(),
+            templates: Templates::default(),
+        });
+        let (events, _) = broadcast::channel(WATCH_BACKLOG);
+        let (gone, mut gone_inbox) = mpsc::unbounded_channel();
+        let found = recovery::recover(&ground, &events, &gone).await?;
+        let sandboxes = RwLock::new(found);
+        let daemon = Arc::new(Self { ground, network, events, gone, sandboxes, _dns: dns, _lock: lock });
+        let weak = Arc::downgrade(&daemon);
+        tokio::spawn(async move {
+            while let Some(id) = gone_inbox.recv().await {
+                let Some(daemon) = weak.upgrade() else { return };
+                daemon.sandboxes_mut().remove(&id);
+            }
+        });
+        Ok(daemon)
+    }
+
+    /// Makes the template of the default image and size, so that the first sandbox does not wait for it.
+    pub async fn prepare_template(&self) -> Result<(), ApiError> {
+        let image = self.ground.image(crate::images::DEFAULT_NAME).map_err(|error| image_error(&error))?;
+        let memory_mib = api::sandbox::MEMORY_MIB_DEFAULT;
+        let made = self.ground.templates.get(&self.ground, &image, 1, memory_mib).await;
+        made.map(drop).map_err(|error| {
+            tracing::error!(error = chain(&error), "no template");
+            ApiError::new(Code::Internal, format!("the template could not be made: {}", chain(&error)))
+        })
+    }
+
+    /// A sandbox's handle.
+    pub(crate) fn handle(&self, id: &SandboxId) -> Result<Handle, ApiError> {
+        let sandboxes = self.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
+        sandboxes.get(id).cloned().ok_or_else(|| ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`")))
+    }
+
+    /// All handles, in no order.
+    pub(crate) fn handles(&self) -> Vec<Handle> {
+        self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn sandboxes_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<SandboxId, Handle>> {
+        self.sandboxes.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rules and addresses that this daemon has put up.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+}
+
+/// An image that cannot be used, for a client.
+pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
+    ApiError::invalid("image", chain(error)).hint("`dormouse images build` makes the default image")
+}
+
+/// Makes the folders and holds the data folder against a second daemon.
+fn prepare_folders(settings: &Settings) -> Result<File, StartError> {
+    let fail = |doing, path: &Path| {
+        let path = path.display().to_string();
+        move |source| StartError::Folder { doing, path, source }
+    };
+    for dir in [&settings.data, &settings.sandboxes_dir(), &settings.templates_dir()] {
+        std::fs::create_dir_all(dir).map_err(fail("make folder", dir))?;
+        // Guests' accounts pass through to their own files, and see nothing on the way.
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711)).map_err(fail("set permissions of", dir))?;
+    }
+    let path = settings.data.join("daemon.lock");
+    let lock = File::create(&path).map_err(fail("make", &path))?;
+    match lock.try_lock() {
+        Ok(()) => Ok(lock),
+        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Taken(settings.data.display().to_string())),
+        Err(std::fs::TryLockError::Error(source)) => Err(fail("lock", &path)(source)),
+    }
+}
+
+/// Looks at the installed QEMU, with what was found out before.
+async fn discover(settings: &Settings) -> Result<Qemu, StartError> {
+    let path = settings.data.join("qemu.json");
+    let known: Known = match std::fs::read(&path) {
+        // Only a cache: what cannot be read is found out anew.
+        Ok(text) => serde_json::from_slice(&text).unwrap_or_default(),
+        Err(_) => Known::default(),
+    };
+    let places = Places { binary: settings.qemu.clone(), ..Places::default() };
+    let before = known.clone();
+    let qemu = tokio::task::spawn_blocking(move || Qemu::discover(&places, known)).await;
+    let qemu = qemu.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()))?;
+    if *qemu.known() != before {
+        let text = serde_json::to_vec_pretty(qemu.known()).map_err(io::Error::from);
+        let fail = |source| StartError::Folder { doing: "write", path: path.display().to_string(), source };
+        let text = text.map_err(fail)?;
+        if let Err(error) = vmm::files::replace(&path, &text) {
+            tracing::warn!(error = chain(&error), "what is known of QEMU was not kept");
+        }
+    }
+    Ok(qemu)
+}
+
+/// A machine whose fingerprint stands for everything in it that does not depend on the machine.
+fn any_machine() -> MachineSpec {
+    let nowhere = std::path::PathBuf::from("/nonexistent");
+    MachineSpec {
+        label: "any".to_owned(),
+        cpus: 1,
+        memory_mib: 512,
+        memory: nowhere.clone(),
+        disk: None,
+        network: None,
+        outlets: Outlets { sockets: nowhere.clone(), console: nowhere.clone(), log: nowhere },
+        account: Account::ROOT,
+    }
+}

@@ -1,0 +1,243 @@
+//! Commands in a guest, as the interface speaks of them.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
+use api::host::{OutputEvent, OutputFrom};
+use api::{ApiError, Code};
+use bytes::Bytes;
+use futures_util::StreamExt;
+use tokio::sync::mpsc;
+
+use crate::guest::{
+    Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, GuestError, GuestLink, Program, Stdin, Stream, Which,
+};
+
+/// Longest command line, bytes: the kernel's own limit for one argument is 128 KiB.
+const COMMAND_BYTES_MAX: usize = 128 * 1024;
+
+/// The working folder where none is asked for, if the image has it.
+const CWD_DEFAULT: &str = "/work";
+
+/// Pieces of output that wait for a slow reader; then the guest waits too.
+const OUTPUT_BACKLOG: usize = 16;
+
+/// A request, checked, as the guest agent takes it.
+pub(crate) fn spec(request: &ExecRequest, sandbox_env: &BTreeMap<String, String>) -> Result<ExecSpec, ApiError> {
+    let program = match (&request.argv, &request.command) {
+        (Some(argv), None) => {
+            if argv.first().is_none_or(String::is_empty) {
+                return Err(ApiError::invalid("argv", "`argv` must begin with a program").hint(r#"such as ["ls", "-l"]"#));
+            }
+            Program::Argv(argv.clone())
+        }
+        (None, Some(line)) => {
+            if line.trim().is_empty() {
+                return Err(ApiError::invalid("command", "`command` is empty").hint("such as `ls -l | wc -l`"));
+            }
+            Program::Shell(line.clone())
+        }
+        (None, None) => {
+            return Err(ApiError::invalid("argv", "a command needs `argv` or `command`"));
+        }
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid("command", "give `argv` or `command`, not both"));
+        }
+    };
+    let bytes = match &program {
+        Program::Argv(argv) => argv.iter().map(String::len).sum(),
+        Program::Shell(line) => line.len(),
+    };
+    if bytes > COMMAND_BYTES_MAX {
+        let field = if request.argv.is_some() { "argv" } else { "command" };
+        let error = ApiError::invalid(field, format!("the command has {bytes} bytes"));
+        return Err(error.hint(format!("at most {COMMAND_BYTES_MAX}; put longer ones into a file")));
+    }
+    let mut env = sandbox_env.clone();
+    env.extend(request.env.clone());
+    let piped = request.open_stdin || request.stdin.is_some();
+    Ok(ExecSpec {
+        program,
+        cwd: request.cwd.clone(),
+        env: env.into_iter().collect(),
+        user: request.user.clone(),
+        stdin: if piped { Stdin::Pipe } else { Stdin::Null },
+        timeout_ms: request.timeout_ms,
+        name: None,
+    })
+}
+
+/// Starts a command: in the default folder if none was asked for and the guest has it.
+pub(crate) async fn start(link: &GuestLink, request: &ExecRequest, env: &BTreeMap<String, String>) -> Result<Exec, ApiError> {
+    let mut spec = spec(request, env)?;
+    let asked = spec.cwd.is_some();
+    if !asked {
+        spec.cwd = Some(CWD_DEFAULT.to_owned());
+    }
+    let mut started = link.exec_start(spec.clone()).await;
+    if !asked
+        && let Err(GuestError::Failed(Failure { code: FailureCode::BadCwd, .. })) = &started
+    {
+        spec.cwd = None;
+        started = link.exec_start(spec).await;
+    }
+    let started = started.map_err(guest_error)?;
+    if let Some(text) = &request.stdin {
+        let mut stdin = link.exec_stdin(started.id, !request.open_stdin).map_err(guest_error)?;
+        match stdin.write(text.as_bytes()).await {
+            Ok(()) => match stdin.finish().await {
+                Ok(_) => {}
+                Err(error) if is_closed(&error) => {}
+                Err(error) => return Err(guest_error(error)),
+            },
+            // A command need not read its input.
+            Err(error) if is_closed(&error) => {}
+            Err(error) => return Err(guest_error(error)),
+        }
+    }
+    let command = request.argv.as_ref().map_or_else(|| request.command.clone().unwrap_or_default(), |argv| argv.join(" "));
+    Ok(Exec {
+        exec_id: started.id.to_string(),
+        pid: started.pid,
+        status: ExecStatus::Running,
+        command,
+        exit: None,
+        stdout_bytes: 0,
+        stderr_bytes: 0,
+    })
+}
+
+fn is_closed(error: &GuestError) -> bool {
+    matches!(error, GuestError::Failed(Failure { code: FailureCode::StdinClosed | FailureCode::Ended, .. }))
+}
+
+/// Runs a shell line to its end, its output unread.
+pub(crate) async fn run_to_end(link: &GuestLink, line: &str, limit: Duration) -> Result<Ended, GuestError> {
+    let mut spec = ExecSpec::shell(line);
+    spec.timeout_ms = Some(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
+    let started = link.exec_start(spec).await?;
+    link.exec_wait(started.id).await
+}
+
+/// What the interface tells about a command.
+pub(crate) fn exec(info: &ExecInfo) -> Exec {
+    let ended = match info.state {
+        ExecState::Running => None,
+        ExecState::Ended(ended) => Some(exit(ended)),
+    };
+    Exec {
+        exec_id: info.id.to_string(),
+        pid: info.pid,
+        status: if ended.is_some() { ExecStatus::Exited } else { ExecStatus::Running },
+        command: info.command.clone(),
+        exit: ended,
+        stdout_bytes: info.output_end.stdout,
+        stderr_bytes: info.output_end.stderr,
+    }
+}
+
+fn exit(ended: Ended) -> Exit {
+    Exit { exit_code: ended.code, signal: ended.signal, timed_out: ended.timed_out }
+}
+
+/// The number that a client has from us.
+pub(crate) fn exec_id(text: &str) -> Result<ExecId, ApiError> {
+    let known = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let number = if known { u64::from_str_radix(text, 16).ok() } else { None };
+    number.map(ExecId).ok_or_else(|| unknown_exec(text))
+}
+
+pub(crate) fn unknown_exec(id: &str) -> ApiError {
+    ApiError::new(Code::NotFound, format!("the sandbox has no command `{id}`"))
+        .hint("commands of an earlier boot, and old ones that have ended, are forgotten")
+}
+
+/// Reads a command's output and sends it on, then how it ended. `guard` lives as long as somebody reads.
+pub(crate) fn output(
+    link: GuestLink,
+    id: ExecId,
+    from: OutputFrom,
+    guard: impl Send + 'static,
+) -> Result<mpsc::Receiver<Result<OutputEvent, ApiError>>, ApiError> {
+    let which = match (from.stdout, from.stderr) {
+        (Some(_), Some(_)) => Which::Both,
+        (Some(_), None) => Which::Stdout,
+        (None, Some(_)) => Which::Stderr,
+        (None, None) => return Err(ApiError::invalid("stream", "choose `stdout`, `stderr` or both")),
+    };
+    let position = wire::OutputFrom { stdout: from.stdout.unwrap_or(0), stderr: from.stderr.unwrap_or(0) };
+    let mut chunks = link.exec_output(id, which, position, from.follow).map_err(guest_error)?;
+    let (events, receiver) = mpsc::channel(OUTPUT_BACKLOG);
+    tokio::spawn(async move {
+        let _guard = guard;
+        while let Some(chunk) = chunks.next().await {
+            let event = chunk.map_err(guest_error).map(|chunk| OutputEvent::Data {
+                stream: match chunk.stream {
+                    Stream::Stdout => Output::Stdout,
+                    Stream::Stderr => Output::Stderr,
+                },
+                offset: chunk.offset,
+                bytes: Bytes::from(chunk.bytes),
+            });
+            let ended = event.is_err();
+            if events.send(event).await.is_err() || ended {
+                return;
+            }
+        }
+        if from.follow {
+            let event = link.exec_wait(id).await.map(|ended| OutputEvent::Exit(exit(ended))).map_err(guest_error);
+            // The reader may have gone away.
+            let _ = events.send(event).await;
+        }
+    });
+    Ok(receiver)
+}
+
+/// An error of the guest, for a client.
+#[expect(clippy::needless_pass_by_value, reason = "used as the argument of map_err")]
+pub(crate) fn guest_error(error: GuestError) -> ApiError {
+    match &error {
+        GuestError::Failed(failure) => {
+            let code = match failure.code {
+                FailureCode::NotFound | FailureCode::UnknownExec => Code::NotFound,
+                FailureCode::NotADirectory | FailureCode::IsADirectory | FailureCode::NotEmpty | FailureCode::Symlink => {
+                    Code::WrongFileType
+                }
+                FailureCode::Permission | FailureCode::ReadOnly => Code::PermissionDenied,
+                FailureCode::Exists => Code::Exists,
+                FailureCode::NoSpace => Code::NoSpace,
+                FailureCode::Invalid
+                | FailureCode::UnknownUser
+                | FailureCode::BadCwd
+                | FailureCode::OutsideTree
+                | FailureCode::BadArchive
+                | FailureCode::CrossDevice => Code::InvalidRequest,
+                FailureCode::Refused => Code::PortClosed,
+                FailureCode::TooLarge => Code::TooLarge,
+                FailureCode::TooMany | FailureCode::NoResources => Code::NoCapacity,
+                FailureCode::StdinClosed | FailureCode::Ended | FailureCode::Busy => Code::Exists,
+                FailureCode::Unsupported | FailureCode::Io | FailureCode::Other(_) => Code::Internal,
+            };
+            let mut public = ApiError::new(code, failure.message.clone());
+            public.field.clone_from(&failure.field);
+            public
+        }
+        GuestError::Gone { .. } => ApiError::new(Code::CommandLost, "the sandbox's machine ended before this did")
+            .hint("what was written to its disk is there; its events say how the machine ended"),
+        GuestError::Busy => ApiError::new(Code::NoCapacity, error.to_string()),
+        GuestError::TimedOut { .. } => ApiError::new(Code::Timeout, error.to_string()),
+        _ => {
+            tracing::warn!(%error, "guest error");
+            ApiError::new(Code::Internal, "the guest agent gave an answer that makes no sense")
+        }
+    }
+}
+
+/// As [`guest_error`], for a program that could not be started.
+pub(crate) fn start_error(error: ApiError) -> ApiError {
+    match error.code {
+        Code::NotFound | Code::PermissionDenied | Code::WrongFileType => ApiError { code: Code::CannotStart, ..error },
+        _ => error,
+    }
+}

@@ -1,0 +1,159 @@
+//! The host's side of the guests' network.
+//!
+//! Every sandbox has a tap of its own and an address of its own, routed as a single host route: there is no bridge, and
+//! no guest shares a link with another. All guests see the same gateway address, which lies on the host's loopback.
+//! Both ends know each other's hardware address beforehand, so no ARP is needed, asleep or awake.
+//!
+//! What this module changes on the host: one nftables table, IPv4 forwarding, one address on `lo`. [`Network::undo`]
+//! takes it away again.
+
+pub mod dns;
+mod rules;
+
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::process::Stdio;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+/// Begins the name of every tap; the rules name all of them by it. At most 9 characters, as names have 15.
+pub const TAP_PREFIX: &str = "dmouse";
+
+/// Hardware address of the host's end of every tap (locally administered).
+pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x64, 0x6d, 0, 0, 1];
+
+/// The first slot that a sandbox may have: `.0.0` is the net's, `.0.1` the gateway's.
+pub const FIRST_SLOT: u32 = 2;
+
+/// One more than the last slot: the last address of the /16 is kept free.
+pub const SLOT_END: u32 = 65_535;
+
+/// Where sandboxes get their addresses from.
+#[derive(Clone, Copy, Debug)]
+pub struct Subnet(Ipv4Addr);
+
+impl Subnet {
+    /// The /16 that begins here.
+    pub fn new(first: Ipv4Addr) -> Self {
+        let [a, b, _, _] = first.octets();
+        Self(Ipv4Addr::new(a, b, 0, 0))
+    }
+
+    /// The address that guests know as their gateway and name server.
+    pub fn gateway(self) -> Ipv4Addr {
+        self.address(1)
+    }
+
+    /// Address of a slot.
+    pub fn address(self, slot: u32) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.0.to_bits() + slot)
+    }
+
+    /// Hardware address of a slot's guest (locally administered).
+    pub fn mac(self, slot: u32) -> [u8; 6] {
+        let [a, b, c, d] = self.address(slot).octets();
+        [0x06, 0x64, a, b, c, d]
+    }
+
+    /// Name of a slot's tap.
+    pub fn tap(slot: u32) -> String {
+        format!("{TAP_PREFIX}{slot}")
+    }
+}
+
+/// The host's network, made ready for guests.
+#[derive(Debug)]
+pub struct Network {
+    subnet: Subnet,
+}
+
+impl Network {
+    /// Makes the host ready: forwarding, the gateway's address, the rules. Repeating it changes nothing.
+    pub async fn set_up(subnet: Subnet) -> io::Result<Self> {
+        enable_forwarding()?;
+        let gateway = format!("{}/32", subnet.gateway());
+        run("ip", &["link", "set", "lo", "up"], "").await?;
+        run("ip", &["address", "replace", &gateway, "dev", "lo"], "").await?;
+        run("nft", &["-f", "-"], &rules::script(subnet)).await?;
+        Ok(Self { subnet })
+    }
+
+    /// Takes away what `set_up` made, save forwarding (others may need it by now).
+    pub async fn undo(subnet: Subnet) -> io::Result<()> {
+        run("nft", &["-f", "-"], rules::REMOVE).await?;
+        let gateway = format!("{}/32", subnet.gateway());
+        run("ip", &["address", "del", &gateway, "dev", "lo"], "").await
+    }
+
+    /// Where sandboxes get their addresses from.
+    pub fn subnet(&self) -> Subnet {
+        self.subnet
+    }
+}
+
+/// Gives a tap the hardware address that all guests know their gateway by.
+pub(crate) async fn name_gateway(tap: &str) -> io::Result<()> {
+    let mac = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
+    run("ip", &["link", "set", "dev", tap, "address", &mac], "").await
+}
+
+/// Removes our taps but those named; answers how many.
+pub(crate) async fn remove_taps_except(kept: &[String]) -> io::Result<usize> {
+    let mut removed = 0;
+    for entry in std::fs::read_dir("/proc/sys/net/ipv4/conf")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let number = name.strip_prefix(TAP_PREFIX).and_then(|rest| rest.parse::<u32>().ok());
+        if number.is_some() && !kept.contains(&name) {
+            run("ip", &["link", "delete", &name], "").await?;
+            removed += 1;
+        }
+    }
+    Ok(removed)
+}
+
+fn enable_forwarding() -> io::Result<()> {
+    let path = Path::new("/proc/sys/net/ipv4/ip_forward");
+    if std::fs::read_to_string(path)?.trim() == "1" {
+        return Ok(());
+    }
+    tracing::info!("switching IPv4 forwarding on: guests reach the internet through this host");
+    std::fs::write(path, "1")
+}
+
+/// Runs a program of the host with text on its standard input; its complaint becomes the error.
+async fn run(program: &str, arguments: &[&str], input: &str) -> io::Result<()> {
+    let mut child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .map_err(|error| io::Error::new(error.kind(), format!("run `{program}`: {error}")))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        stdin.write_all(input.as_bytes()).await?;
+    }
+    let output = child.wait_with_output().await?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let complaint = String::from_utf8_lossy(&output.stderr);
+    Err(io::Error::other(format!("`{program} {}`: {}", arguments.join(" "), complaint.trim())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_slot_has_an_address_a_mac_and_a_tap_of_its_own() {
+        let subnet = Subnet::new(Ipv4Addr::new(10, 118, 7, 9));
+        assert_eq!(subnet.gateway(), Ipv4Addr::new(10, 118, 0, 1));
+        assert_eq!(subnet.address(FIRST_SLOT), Ipv4Addr::new(10, 118, 0, 2));
+        assert_eq!(subnet.address(SLOT_END - 1), Ipv4Addr::new(10, 118, 255, 254));
+        assert_eq!(subnet.mac(258), [0x06, 0x64, 10, 118, 1, 2]);
+        assert!(Subnet::tap(SLOT_END).len() <= 15);
+    }
+}

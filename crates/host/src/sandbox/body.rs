@@ -1,0 +1,115 @@
+//! What a sandbox has in the world: its machine, its tap, its link to the guest agent.
+//!
+//! There is one body per sandbox, and it is with whoever works on it: at rest with the sandbox's task, during an order with
+//! the order. Nobody shares it, so nothing about it is locked.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use api::SandboxId;
+use vmm::{Account, Disk, Machine, MachineSpec, Network, Outlets};
+
+use crate::ground::Ground;
+use crate::guest::{GuestLink, LinkError};
+use crate::network::{GATEWAY_MAC, Subnet};
+use crate::settings::Files;
+use crate::slots::Slot;
+use crate::tap::Port;
+
+/// Most threads of one QEMU: vcpus, workers of its block layer, the main loop.
+const QEMU_THREADS_MAX: u64 = 96;
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) files: Files,
+    pub(crate) slot: Slot,
+    /// The living machine: running, or stopped in memory.
+    pub(crate) machine: Option<Machine>,
+    /// Its end of the network. `None` only before the first start and after the end.
+    pub(crate) port: Option<Port>,
+    pub(crate) link: GuestLink,
+}
+
+impl Body {
+    /// A body without a machine.
+    pub(crate) fn new(files: Files, slot: Slot) -> Result<Self, LinkError> {
+        Ok(Self { files, slot, machine: None, port: None, link: GuestLink::random()? })
+    }
+
+    /// Makes the tap where there is none.
+    pub(crate) async fn ensure_port(&mut self, ground: &Ground) -> std::io::Result<&mut Port> {
+        if self.port.is_none() {
+            self.port = Some(Port::open(ground.subnet, self.slot.number()).await?);
+        }
+        self.port.as_mut().ok_or_else(|| std::io::Error::other("no tap"))
+    }
+
+    /// Whether there is a machine that has not ended.
+    pub(crate) fn is_alive(&self) -> bool {
+        self.machine.as_ref().is_some_and(|machine| machine.exit_watch().exited_yet().is_none())
+    }
+
+    /// Gives back to the tap what came while the guest slept; nobody but the guest reads there from now on.
+    pub(crate) fn give_back_held(&mut self) {
+        if let Some(port) = &mut self.port {
+            port.give_back();
+        }
+    }
+
+    /// Ends the machine if there is one, and all that waits on its guest.
+    pub(crate) async fn end_machine(&mut self, why: &str) -> Result<(), vmm::machine::OrderError> {
+        self.link.lost(why);
+        if let Some(mut machine) = self.machine.take() {
+            machine.kill().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes the folder of a sandbox; guests' accounts may pass through but not look around.
+pub(crate) fn make_folder(files: &Files) -> std::io::Result<()> {
+    std::fs::create_dir_all(files.dir())?;
+    std::fs::set_permissions(files.dir(), Permissions::from_mode(0o711))
+}
+
+/// The machine of a sandbox.
+pub(crate) fn machine_spec(
+    ground: &Ground,
+    id: &SandboxId,
+    files: &Files,
+    slot: u32,
+    size: (u32, u32),
+    root: PathBuf,
+    tap: Arc<std::os::fd::OwnedFd>,
+) -> MachineSpec {
+    let uid = ground.settings.uid_base + slot;
+    MachineSpec {
+        label: format!("dormouse-{id}"),
+        cpus: size.0,
+        memory_mib: size.1,
+        memory: files.memory(),
+        disk: Some(Disk { overlay: files.disk(), base: root }),
+        network: Some(Network { tap, mac: ground.subnet.mac(slot) }),
+        outlets: Outlets { sockets: files.dir().to_owned(), console: files.console(), log: files.qemu_log() },
+        account: Account { uid, gid: uid, threads_max: Some(QEMU_THREADS_MAX) },
+    }
+}
+
+/// Who the guest in this slot is.
+pub(crate) fn identity(ground: &Ground, name: &str, slot: u32, machine_id: [u8; 16]) -> crate::guest::Identity {
+    let subnet: Subnet = ground.subnet;
+    crate::guest::Identity {
+        hostname: name.to_owned(),
+        machine_id,
+        network: Some(crate::guest::Network {
+            mac: subnet.mac(slot),
+            address: subnet.address(slot).octets(),
+            gateway: subnet.gateway().octets(),
+            gateway_mac: GATEWAY_MAC,
+            nameservers: vec![subnet.gateway().octets()],
+        }),
+    }
+}

@@ -1,0 +1,163 @@
+//! One sandbox on this host: its task, and the handle through which everybody else speaks with it.
+//!
+//! ```text
+//!   verbs ──messages──▶ task (owner of the state machine) ──orders──▶ work (has the body meanwhile)
+//!     ▲                   │        ▲                                    │
+//!     └──── replies ──────┘        └────────────── done ────────────────┘
+//! ```
+//!
+//! The task decides nothing itself: it passes facts and wishes on to [`lifecycle`] and has its orders carried out, one after
+//! the other. What races, races as messages in one queue.
+
+pub(crate) mod body;
+mod replies;
+mod story;
+mod task;
+pub(crate) mod view;
+pub(crate) mod work;
+
+use std::net::Ipv4Addr;
+use std::time::Instant;
+
+use api::host::{Change, Known};
+use api::sandbox::SleepTier;
+use api::{ApiError, Code, SandboxId};
+use lifecycle::{Call, CallKind};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::guest::GuestLink;
+use crate::record::Record;
+use crate::settings::Files;
+
+pub(crate) use story::death_of;
+pub(crate) use task::{Beginning, start};
+
+/// Speaks with a sandbox's task. Cheap to clone.
+#[derive(Clone, Debug)]
+pub(crate) struct Handle {
+    id: SandboxId,
+    files: Files,
+    address: Ipv4Addr,
+    record: Record,
+    /// Unbounded as a type; in it are at most a few messages per call under way, and calls are bounded at the door.
+    messages: mpsc::UnboundedSender<Message>,
+}
+
+/// What the task is told.
+#[derive(Debug)]
+pub(crate) enum Message {
+    /// A call begins that waits on the sandbox.
+    Call { call: Call, what: String, began: Instant, reply: oneshot::Sender<Result<Ready, ApiError>> },
+    /// Such a call has ended.
+    CallEnded(CallKind),
+    /// Put to sleep now.
+    Sleep { tier: Option<SleepTier>, reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Boot anew.
+    Restart { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Remove.
+    Delete { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Change settings.
+    Update { change: Change, reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Copy into these files.
+    Capture { to: Files, reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Tell about it.
+    View { reply: oneshot::Sender<Known> },
+    /// Tell when its first start has ended.
+    Started { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// The guest has said what it does, or nothing.
+    Sample(Result<crate::guest::Sample, String>),
+}
+
+/// The sandbox is awake and stays so while this lives.
+#[derive(Debug)]
+pub(crate) struct Ready {
+    pub(crate) link: GuestLink,
+    pub(crate) address: Ipv4Addr,
+    pub(crate) life: u64,
+    /// Milliseconds waited for a wake; `None`: it was awake.
+    pub(crate) woke_ms: Option<f64>,
+    /// When it was last woken or started.
+    pub(crate) awake_since: Instant,
+    pub(crate) env: std::collections::BTreeMap<String, String>,
+    /// Ends the call when dropped.
+    pub(crate) guard: CallGuard,
+}
+
+/// Ends a call when dropped.
+#[derive(Debug)]
+pub(crate) struct CallGuard {
+    kind: CallKind,
+    messages: mpsc::UnboundedSender<Message>,
+}
+
+impl api::host::Hold for CallGuard {}
+
+impl Drop for CallGuard {
+    fn drop(&mut self) {
+        // The task is gone only with the sandbox: then nobody counts calls any more.
+        let _ = self.messages.send(Message::CallEnded(self.kind));
+    }
+}
+
+impl Handle {
+    /// Its tap's name.
+    pub(crate) fn tap_name(&self, subnet: crate::network::Subnet) -> String {
+        let slot = self.address.to_bits() - subnet.address(0).to_bits();
+        crate::network::Subnet::tap(slot)
+    }
+
+    /// Its manifest, as it stands.
+    pub(crate) fn manifest(&self) -> crate::manifest::Manifest {
+        self.record.get()
+    }
+
+    /// Its files.
+    pub(crate) fn files(&self) -> &Files {
+        &self.files
+    }
+
+    /// Waits until it is awake and keeps it so until the answer's guard is dropped.
+    pub(crate) async fn call(&self, call: Call, what: impl Into<String>) -> Result<Ready, ApiError> {
+        let what = what.into();
+        self.ask(|reply| Message::Call { call, what, began: Instant::now(), reply }).await?
+    }
+
+    pub(crate) async fn sleep(&self, tier: Option<SleepTier>) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Sleep { tier, reply }).await?
+    }
+
+    pub(crate) async fn restart(&self) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Restart { reply }).await?
+    }
+
+    /// Gone already is fine.
+    pub(crate) async fn delete(&self) -> Result<(), ApiError> {
+        match self.ask(|reply| Message::Delete { reply }).await {
+            Ok(result) => result,
+            Err(_) => Ok(()),
+        }
+    }
+
+    pub(crate) async fn update(&self, change: Change) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Update { change, reply }).await?
+    }
+
+    pub(crate) async fn capture(&self, to: Files) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Capture { to, reply }).await?
+    }
+
+    pub(crate) async fn started(&self) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Started { reply }).await?
+    }
+
+    pub(crate) async fn view(&self) -> Result<Known, ApiError> {
+        self.ask(|reply| Message::View { reply }).await
+    }
+
+    async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, ApiError> {
+        let (reply, answer) = oneshot::channel();
+        let gone = || ApiError::new(Code::NotFound, format!("sandbox `{}` does not exist any more", self.id));
+        self.messages.send(message(reply)).map_err(|_| gone())?;
+        answer.await.map_err(|_| gone())
+    }
+}

@@ -1,0 +1,82 @@
+//! Who waits for what: callers that are answered when the sandbox has got somewhere.
+
+use std::time::Instant;
+
+use api::{ApiError, Code};
+use lifecycle::{Call, CaptureId, FailureCode, Refusal, What};
+use tokio::sync::oneshot;
+
+use super::Ready;
+
+/// Callers of one sandbox that wait until it is awake, at most. More are refused: a crowd this large is a mistake or an
+/// attack, and each waits with a connection open.
+pub(super) const WAITERS_MAX: usize = 4096;
+
+/// A call that waits until the sandbox is awake.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) call: Call,
+    pub(super) began: Instant,
+    pub(super) reply: oneshot::Sender<Result<Ready, ApiError>>,
+}
+
+/// What else is waited for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    Asleep,
+    Started,
+    Gone,
+    Captured(CaptureId),
+}
+
+/// Somebody who waits for a [`Goal`].
+pub(super) type Watcher = (Goal, oneshot::Sender<Result<(), ApiError>>);
+
+/// What an event means to somebody who waits for a goal: `None`, wait on.
+pub(super) fn outcome(goal: &Goal, event: &What, failure: Option<&str>) -> Option<Result<(), ApiError>> {
+    let refused = |refusal: Refusal| Some(Err(refusal_error(refusal, failure)));
+    match (goal, event) {
+        (Goal::Asleep, What::Slept { .. } | What::SleepCancelled { .. } | What::Died { .. })
+        | (Goal::Started, What::Started { .. })
+        | (Goal::Gone, What::Deleted) => Some(Ok(())),
+        (Goal::Asleep, What::SleepFailed { code }) => {
+            let error = ApiError::new(Code::SleepFailed, format!("it could not be put to sleep ({})", code.as_str()));
+            Some(Err(error.hint("it goes on running; see its events for the reason")))
+        }
+        (Goal::Captured(wanted), What::CaptureEnded { capture, result }) if wanted == capture => match result {
+            Ok(()) => Some(Ok(())),
+            Err(refusal) => refused(*refusal),
+        },
+        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Failed { code }) => {
+            refused(Refusal::Failed { code: *code })
+        }
+        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Deleting | What::Deleted) => refused(Refusal::Deleted),
+        _ => None,
+    }
+}
+
+/// A refusal of the state machine, for a client.
+pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError {
+    match refusal {
+        Refusal::Starting | Refusal::Waking => {
+            let mut error = ApiError::new(Code::SleepFailed, refusal.to_string());
+            error.retryable = true;
+            error
+        }
+        Refusal::Failed { code } => {
+            let text = failure.map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));
+            let error = match code {
+                FailureCode::DiskFull => ApiError::new(Code::NoSpace, text),
+                _ => ApiError::new(Code::SandboxFailed, text),
+            };
+            error.hint("restart it (it boots from its disk), or delete it")
+        }
+        Refusal::Deleted => ApiError::new(Code::BeingDeleted, refusal.to_string()),
+        Refusal::TooManyCaptures => ApiError::new(Code::NoCapacity, refusal.to_string()),
+        Refusal::Restarted => ApiError::new(Code::CommandLost, refusal.to_string()),
+        Refusal::CaptureFailed { code: FailureCode::DiskFull } => {
+            ApiError::new(Code::NoSpace, "the host's disk has no room for a copy")
+        }
+        Refusal::CaptureFailed { .. } => ApiError::new(Code::Internal, refusal.to_string()),
+    }
+}

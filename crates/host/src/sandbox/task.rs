@@ -1,0 +1,601 @@
+//! The task that owns one sandbox.
+
+use std::collections::VecDeque;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use api::host::Change;
+use api::sandbox::SleepTier;
+use api::{ApiError, Code, SandboxId};
+use lifecycle::{
+    Attempt, Call, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report, Sandbox, Served, Start, Tier, Time,
+    What, Work,
+};
+use serde_json::{Map, Value};
+use tokio::sync::{mpsc, oneshot, watch};
+use vmm::{ExitCause, ExitWatch};
+
+use super::body::Body;
+use super::replies::{Goal, WAITERS_MAX, Waiter, Watcher, outcome, refusal_error};
+use super::work::{Done, Said, Signals, Worker, chain};
+use super::{CallGuard, Handle, Message, Ready, story, view};
+use crate::clock::{self, Moment};
+use crate::ground::Ground;
+use crate::guest::GuestLink;
+use crate::manifest::{Manifest, State};
+use crate::record::Record;
+use crate::settings::Files;
+use crate::tap::Arrival;
+use crate::timeline::Timeline;
+
+/// The longest nap between two looks at the clock, so that a suspend of the host, during which timers of this process stand
+/// still, delays nothing by more than this.
+const NAP_MAX: Duration = Duration::from_secs(20);
+
+/// How a sandbox's task begins.
+pub(crate) struct Beginning {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) record: Record,
+    pub(crate) body: Body,
+    pub(crate) timeline: Timeline,
+    /// `None`: it is new.
+    pub(crate) found: Option<Recovered>,
+    /// Told when nothing is left of it.
+    pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
+}
+
+/// Starts the task of a sandbox.
+pub(crate) fn start(beginning: Beginning) -> Handle {
+    let Beginning { ground, record, body, timeline, found, gone } = beginning;
+    let manifest = record.get();
+    let (messages, inbox) = mpsc::unbounded_channel();
+    let (done, done_inbox) = mpsc::unbounded_channel();
+    let now = now();
+    let policy = view::policy(&manifest.policy);
+    let core = match found {
+        None => Sandbox::create(now, policy),
+        Some(found) => Sandbox::recover(now, policy, found),
+    };
+    let address = ground.subnet.address(body.slot.number());
+    let exit = body.machine.as_ref().map(|machine| (Attempt::RECOVERED, machine.exit_watch()));
+    let handle = Handle {
+        id: manifest.id.clone(),
+        files: body.files.clone(),
+        address,
+        record: record.clone(),
+        messages: messages.clone(),
+    };
+    let failure = match &manifest.state {
+        State::Failed { text, .. } => Some(text.clone()),
+        _ => None,
+    };
+    let task = Task {
+        id: manifest.id,
+        ground,
+        record,
+        core,
+        link: body.link.clone(),
+        body: Some(body),
+        timeline,
+        address,
+        life: manifest.life,
+        awake_since: Instant::now(),
+        messages,
+        done,
+        waiting: VecDeque::new(),
+        signals: None,
+        exit,
+        waiters: Vec::new(),
+        watchers: Vec::new(),
+        need: None,
+        failure,
+        last_reasons: None,
+        captures: 0,
+        capture_to: Vec::new(),
+        sampling: false,
+        sample_at: Instant::now(),
+        gone,
+    };
+    tokio::spawn(task.run(inbox, done_inbox));
+    handle
+}
+
+struct Task {
+    id: SandboxId,
+    ground: Arc<Ground>,
+    record: Record,
+    core: Sandbox,
+    /// With an order while it works.
+    body: Option<Body>,
+    link: GuestLink,
+    timeline: Timeline,
+    address: Ipv4Addr,
+    life: u64,
+    awake_since: Instant,
+    messages: mpsc::UnboundedSender<Message>,
+    done: mpsc::UnboundedSender<Done>,
+    /// Orders that wait for the body.
+    waiting: VecDeque<Order>,
+    /// The order under way, and the means to speak to it.
+    signals: Option<(Attempt, watch::Sender<Said>)>,
+    /// Tells the end of the machine that exists.
+    exit: Option<(Attempt, ExitWatch)>,
+    waiters: Vec<Waiter>,
+    watchers: Vec<Watcher>,
+    /// The need that was first in making it wake, in words.
+    need: Option<String>,
+    failure: Option<String>,
+    /// What kept it awake when it was last looked at, for the entry about its falling asleep.
+    last_reasons: Option<Value>,
+    captures: u64,
+    capture_to: Vec<(CaptureId, Files)>,
+    sampling: bool,
+    sample_at: Instant,
+    gone: mpsc::UnboundedSender<SandboxId>,
+}
+
+/// What the task wakes up for.
+enum Next {
+    Message(Option<Message>),
+    Done(Option<Done>),
+    Died(Attempt, ExitCause),
+    Arrived(std::io::Result<Arrival>),
+    Time,
+    Sample,
+}
+
+impl Task {
+    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, mut done: mpsc::UnboundedReceiver<Done>) {
+        self.pump(Map::new()).await;
+        while !matches!(self.core.phase(), Phase::Deleted) {
+            match self.next(&mut inbox, &mut done).await {
+                Next::Message(Some(message)) => self.on_message(message).await,
+                Next::Done(Some(done)) => self.on_done(done).await,
+                // Both have a sender here.
+                Next::Message(None) | Next::Done(None) => break,
+                Next::Died(machine, cause) => self.on_died(machine, cause).await,
+                Next::Arrived(arrival) => self.on_arrival(arrival),
+                Next::Time => self.core.handle_deadline(now()),
+                Next::Sample => self.ask_sample(),
+            }
+            self.pump(Map::new()).await;
+        }
+        // Nobody is told anything any more: waiting callers see that it is gone.
+        let _ = self.gone.send(self.id);
+    }
+
+    async fn next(
+        &mut self,
+        inbox: &mut mpsc::UnboundedReceiver<Message>,
+        done: &mut mpsc::UnboundedReceiver<Done>,
+    ) -> Next {
+        let nap = self.core.poll_deadline().map_or(NAP_MAX, |at| Duration::from_millis(at.ms_since(now()))).min(NAP_MAX);
+        let asleep = matches!(self.core.phase(), Phase::Asleep { .. });
+        let awake = self.core.is_awake() && !self.sampling;
+        let sample_in = self.sample_at.saturating_duration_since(Instant::now());
+        let exit = self.exit.clone();
+        let port = if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
+        tokio::select! {
+            biased;
+            message = done.recv() => Next::Done(message),
+            message = inbox.recv() => Next::Message(message),
+            died = died(exit) => Next::Died(died.0, died.1),
+            arrival = async { match port { Some(port) => port.arrival().await, None => std::future::pending().await } } => {
+                Next::Arrived(arrival)
+            }
+            () = tokio::time::sleep(sample_in), if awake => Next::Sample,
+            () = tokio::time::sleep(nap) => Next::Time,
+        }
+    }
+
+    /// Writes down what happened, gives out orders, answers those whose wish came true.
+    async fn pump(&mut self, data: Map<String, Value>) {
+        let mut data = Some(data).filter(|data| !data.is_empty());
+        while let Some(event) = self.core.poll_event() {
+            self.on_event(&event.what, &mut data).await;
+        }
+        while let Some(order) = self.core.poll_order() {
+            self.take_order(order);
+        }
+        self.begin_work();
+        self.answer_waiters();
+    }
+
+    async fn on_event(&mut self, what: &What, data: &mut Option<Map<String, Value>>) {
+        if let Some((kind, text, mut facts)) = story::tell(what, self.need.as_deref()) {
+            if has_phases(what)
+                && let Some(mut measured) = data.take()
+            {
+                facts.append(&mut measured);
+            }
+            if let What::FallingAsleep { .. } = what {
+                facts.insert("awake_seconds".to_owned(), self.awake_since.elapsed().as_secs().into());
+                facts.insert("kept_awake_by".to_owned(), self.last_reasons.take().unwrap_or_default());
+            }
+            self.timeline.add(kind, text, facts);
+        }
+        match what {
+            What::Waking { cause, .. } => {
+                let because = story::need(*cause, self.need.as_deref());
+                self.note(move |manifest| manifest.woke_because = Some(because)).await;
+            }
+            What::Woke { .. } | What::Started { .. } => {
+                self.awake_since = Instant::now();
+                self.need = None;
+                self.failure = None;
+            }
+            What::Died { death } => {
+                let code = story::death_code(*death);
+                self.note(move |manifest| {
+                    manifest.state = State::Off { code: code.to_owned() };
+                    manifest.since = Moment::now();
+                    manifest.last_end = Some(code.to_owned());
+                })
+                .await;
+            }
+            What::Failed { code } => {
+                let text = self.failure.clone().unwrap_or_default();
+                self.note(move |manifest| {
+                    let saved = match &manifest.state {
+                        State::SleepingOnDisk(saved) => Some(saved.clone()),
+                        _ => None,
+                    };
+                    manifest.state = State::Failed { code: code.as_str().to_owned(), text, saved };
+                    manifest.since = Moment::now();
+                })
+                .await;
+            }
+            _ => {}
+        }
+        let failure = self.failure.as_deref();
+        let mut still = Vec::new();
+        for (goal, reply) in self.watchers.drain(..) {
+            match outcome(&goal, what, failure) {
+                // The caller may have gone away: then nobody needs the answer.
+                Some(result) => drop(reply.send(result)),
+                None => still.push((goal, reply)),
+            }
+        }
+        self.watchers = still;
+    }
+
+    /// Notes something in the manifest. A disk that refuses is logged: the living state is right, and a new daemon finds out
+    /// by looking at the processes.
+    async fn note(&self, change: impl FnOnce(&mut Manifest)) {
+        if let Err(error) = self.record.change(change).await {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "manifest not written");
+        }
+    }
+
+    fn take_order(&mut self, order: Order) {
+        match order.work {
+            Work::Cancel => {
+                if let Some((attempt, signals)) = &self.signals
+                    && *attempt == order.attempt
+                {
+                    signals.send_modify(|said| said.cancel = true);
+                } else {
+                    self.waiting.retain(|waiting| waiting.attempt != order.attempt);
+                }
+            }
+            Work::Sample => self.sample_at = Instant::now(),
+            Work::Notice { in_ms, cap } => {
+                tracing::debug!(sandbox = %self.id, in_ms, cap, "its programs should be told that it sleeps soon");
+            }
+            _ => {
+                // A newer order supersedes every earlier one.
+                self.waiting.clear();
+                if let Some((_, signals)) = &self.signals {
+                    signals.send_modify(|said| said.superseded = true);
+                }
+                self.waiting.push_back(order);
+            }
+        }
+    }
+
+    fn begin_work(&mut self) {
+        if self.body.is_none() {
+            return;
+        }
+        let Some(order) = self.waiting.pop_front() else { return };
+        let Some(mut body) = self.body.take() else { return };
+        if let Some((_, watch)) = &self.exit
+            && watch.exited_yet().is_some()
+        {
+            body.machine = None;
+        }
+        let (say, signals) = Signals::new();
+        self.signals = Some((order.attempt, say));
+        let capture_to = match order.work {
+            Work::Capture { capture, .. } => {
+                let at = self.capture_to.iter().position(|(id, _)| *id == capture);
+                at.map(|at| self.capture_to.swap_remove(at).1)
+            }
+            _ => None,
+        };
+        let worker = Worker {
+            ground: Arc::clone(&self.ground),
+            id: self.id.clone(),
+            record: self.record.clone(),
+            body,
+            phases: crate::phases::Phases::begin(),
+            signals,
+            next_life: self.life + 1,
+            capture_to,
+        };
+        let done = self.done.clone();
+        tracing::debug!(sandbox = %self.id, ?order, "order");
+        tokio::spawn(async move {
+            let finished = worker.carry_out(order).await;
+            // The task waits for this; it is gone only when the daemon goes down.
+            let _ = done.send(finished);
+        });
+    }
+
+    async fn on_done(&mut self, done: Done) {
+        self.signals = None;
+        self.link = done.body.link.clone();
+        if let Some(error) = &done.error {
+            tracing::warn!(sandbox = %self.id, error, report = ?done.report, "an order failed");
+            self.failure = Some(error.clone());
+        }
+        let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);
+        self.body = Some(done.body);
+        let now = now();
+        let heard = self.core.handle_report(now, done.attempt, done.report);
+        if heard == Heard::OutOfPlace {
+            tracing::error!(sandbox = %self.id, report = ?done.report, phase = ?self.core.phase(), "report out of place");
+        }
+        if heard == Heard::Taken && done.report == Report::Ready {
+            self.life += 1;
+            self.sample_at = Instant::now();
+        }
+        self.exit = match (machine, self.core.machine()) {
+            (Some(watch), Some(attempt)) => Some((attempt, watch)),
+            _ => None,
+        };
+        self.pump(done.data).await;
+    }
+
+    async fn on_died(&mut self, machine: Attempt, cause: ExitCause) {
+        self.exit = None;
+        let death = match cause {
+            ExitCause::Poweroff => Death::Poweroff,
+            ExitCause::Reboot => Death::Reboot,
+            ExitCause::Panic => Death::Panic,
+            // Ended by an order, which reports it itself.
+            ExitCause::Quit | ExitCause::Killed => return,
+            ExitCause::Died(how) => {
+                tracing::warn!(sandbox = %self.id, ?how, "QEMU died");
+                Death::Killed
+            }
+        };
+        if self.core.handle_died(now(), machine, death) == Heard::Taken {
+            self.link.lost(story::death_code(death));
+            if let Some(body) = &mut self.body {
+                body.machine = None;
+            }
+        }
+    }
+
+    fn on_arrival(&mut self, arrival: std::io::Result<Arrival>) {
+        match arrival {
+            Ok(Arrival::Wake { peer, port }) => {
+                let refused = self.core.handle_need(now(), Cause::Packet { peer, port }).err();
+                if let Some(refusal) = refused {
+                    tracing::debug!(sandbox = %self.id, %refusal, "packet for a sandbox that cannot wake");
+                }
+            }
+            Ok(Arrival::Nothing) => {}
+            Err(error) => {
+                tracing::error!(sandbox = %self.id, %error, "tap");
+            }
+        }
+    }
+
+    async fn on_message(&mut self, message: Message) {
+        let now = now();
+        match message {
+            Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
+            Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
+            Message::Sleep { tier, reply } => {
+                let tier = tier.map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
+                let served = self.core.handle_sleep(now, lifecycle::SleepCause::Asked, tier);
+                self.wait_for(Goal::Asleep, served, reply);
+            }
+            Message::Restart { reply } => {
+                let served = self.core.handle_restart(now);
+                self.wait_for(Goal::Started, served, reply);
+            }
+            Message::Delete { reply } => {
+                let served = self.core.handle_delete(now);
+                self.wait_for(Goal::Gone, Ok(served), reply);
+            }
+            Message::Update { change, reply } => {
+                let result = self.update(change).await;
+                drop(reply.send(result));
+            }
+            Message::Capture { to, reply } => {
+                self.captures += 1;
+                let capture = CaptureId(self.captures);
+                let served = self.core.handle_capture(now, capture);
+                if served.is_ok() {
+                    self.capture_to.push((capture, to));
+                }
+                self.wait_for(Goal::Captured(capture), served, reply);
+            }
+            Message::View { reply } => {
+                let known = self.record.with(|manifest| {
+                    view::known(&self.core, manifest, self.address, self.life, self.failure.as_deref())
+                });
+                drop(reply.send(known));
+            }
+            Message::Started { reply } => {
+                let served = match self.core.phase() {
+                    Phase::Starting { how: Start::Create, .. } => Ok(Served::Later),
+                    Phase::Failed { code, .. } => Err(lifecycle::Refusal::Failed { code: *code }),
+                    Phase::Deleting { .. } | Phase::Deleted => Err(lifecycle::Refusal::Deleted),
+                    _ => Ok(Served::Now),
+                };
+                self.wait_for(Goal::Started, served, reply);
+            }
+            Message::Sample(sample) => self.on_sample(sample),
+        }
+    }
+
+    fn on_call(
+        &mut self,
+        call: Call,
+        what: String,
+        began: Instant,
+        reply: oneshot::Sender<Result<Ready, ApiError>>,
+    ) {
+        if self.waiters.len() >= WAITERS_MAX {
+            let text = format!("{WAITERS_MAX} calls wait for this sandbox already");
+            drop(reply.send(Err(ApiError::new(Code::NoCapacity, text))));
+            return;
+        }
+        match self.core.handle_call_began(now(), call) {
+            Ok(Served::Now) => {
+                let ready = self.ready(call, None);
+                // Dropped with its guard if the caller is gone, which ends the call.
+                drop(reply.send(Ok(ready)));
+            }
+            Ok(Served::Later) => {
+                self.need.get_or_insert(what);
+                self.waiters.push(Waiter { call, began, reply });
+            }
+            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
+        }
+    }
+
+    fn ready(&self, call: Call, woke_ms: Option<f64>) -> Ready {
+        Ready {
+            link: self.link.clone(),
+            address: self.address,
+            life: self.life,
+            woke_ms,
+            awake_since: self.awake_since,
+            env: self.record.with(|manifest| manifest.env.clone()),
+            guard: CallGuard { kind: call.kind, messages: self.messages.clone() },
+        }
+    }
+
+    fn answer_waiters(&mut self) {
+        let refusal = match self.core.phase() {
+            Phase::Running { .. } => None,
+            Phase::Failed { code, .. } => Some(lifecycle::Refusal::Failed { code: *code }),
+            Phase::Deleting { .. } | Phase::Deleted => Some(lifecycle::Refusal::Deleted),
+            _ => return,
+        };
+        for waiter in std::mem::take(&mut self.waiters) {
+            let result = match refusal {
+                None => Ok(self.ready(waiter.call, Some(waiter.began.elapsed().as_secs_f64() * 1000.0))),
+                Some(refusal) => {
+                    self.core.handle_call_ended(now(), waiter.call.kind);
+                    Err(refusal_error(refusal, self.failure.as_deref()))
+                }
+            };
+            drop(waiter.reply.send(result));
+        }
+    }
+
+    fn wait_for(
+        &mut self,
+        goal: Goal,
+        served: Result<Served, lifecycle::Refusal>,
+        reply: oneshot::Sender<Result<(), ApiError>>,
+    ) {
+        match served {
+            Ok(Served::Now) => drop(reply.send(Ok(()))),
+            Ok(Served::Later) => self.watchers.push((goal, reply)),
+            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
+        }
+    }
+
+    async fn update(&mut self, change: Change) -> Result<(), ApiError> {
+        let changed = self.record.change(|manifest| {
+            if let Some(name) = change.name {
+                manifest.name = name;
+            }
+            if let Some(labels) = change.labels {
+                manifest.labels = labels;
+            }
+            manifest.policy.apply(&change.policy);
+        });
+        changed.await.map_err(|error| {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "update not written");
+            if error.is_full() {
+                ApiError::new(Code::NoSpace, "the host's disk is full")
+            } else {
+                ApiError::new(Code::Internal, "the change could not be stored")
+            }
+        })?;
+        let policy = self.record.with(|manifest| view::policy(&manifest.policy));
+        self.core.handle_policy(now(), policy);
+        self.timeline.add("updated", "its settings were changed", Map::new());
+        Ok(())
+    }
+
+    fn ask_sample(&mut self) {
+        self.sampling = true;
+        let seen = self.body.as_mut().and_then(|body| body.port.as_mut()).is_some_and(|port| port.activity());
+        if seen {
+            self.core.handle_packets(now());
+        }
+        let (link, messages) = (self.link.clone(), self.messages.clone());
+        tokio::spawn(async move {
+            let sample = link.sample().await.map_err(|error| chain(&error));
+            // The task is gone only with the sandbox.
+            let _ = messages.send(Message::Sample(sample));
+        });
+    }
+
+    fn on_sample(&mut self, sample: Result<crate::guest::Sample, String>) {
+        self.sampling = false;
+        self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
+        self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+        match sample {
+            Ok(sample) => self.core.handle_sample(
+                now(),
+                lifecycle::Sample {
+                    cpu_usec: sample.cpu_usec,
+                    outbound_tcp: sample.tcp_outbound,
+                    timer_due_ms: sample.timer_due_ms,
+                    holds: sample.holds,
+                    hold_connections: sample.holds,
+                },
+            ),
+            Err(error) => tracing::debug!(sandbox = %self.id, error, "no sample"),
+        }
+    }
+}
+
+/// The moment, on the state machine's clock.
+fn now() -> Time {
+    Time::from_millis(clock::since_boot_ms())
+}
+
+async fn died(exit: Option<(Attempt, ExitWatch)>) -> (Attempt, ExitCause) {
+    match exit {
+        Some((attempt, mut watch)) => (attempt, watch.exited().await.cause),
+        None => std::future::pending().await,
+    }
+}
+
+/// Whether the event ends an order whose phases were measured.
+fn has_phases(what: &What) -> bool {
+    matches!(
+        what,
+        What::Started { .. }
+            | What::Slept { .. }
+            | What::Woke { .. }
+            | What::Demoted
+            | What::SleepFailed { .. }
+            | What::SleepCancelled { .. }
+            | What::WakeFailed { .. }
+            | What::Failed { .. }
+            | What::CaptureEnded { .. }
+    )
+}

@@ -1,0 +1,157 @@
+//! Carries out one order on one sandbox, and reports how it ended.
+//!
+//! An order has the [`Body`] while it works and hands it back with its [`Done`]. It knows nothing of idleness or of who
+//! waits; all that matters here is the sequence of steps, and what there is of the sandbox wherever one of them fails.
+//!
+//! Points at which a daemon can be killed are named by [`crate::fault::point`], so that tests can kill it there.
+
+mod capture;
+mod rouse;
+mod settle;
+
+pub(crate) use capture::read_capture;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::SandboxId;
+use lifecycle::{Attempt, FailureCode, Left, Order, Report, Work};
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use super::body::Body;
+use crate::ground::Ground;
+use crate::phases::Phases;
+use crate::record::Record;
+
+/// How long the guest may take to stand still: its own limit for freezing and some time to write everything to its disk.
+pub(super) const QUIESCE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long the guest may take to go on after a wake. Under emulation on a busy machine some 0.2 s are usual.
+pub(crate) const WAKE_LIMIT: Duration = Duration::from_secs(20);
+
+/// What makes the pieces of an order's work one piece.
+pub(crate) struct Worker {
+    pub(crate) ground: Arc<Ground>,
+    pub(crate) id: SandboxId,
+    pub(crate) record: Record,
+    pub(crate) body: Body,
+    pub(crate) phases: Phases,
+    pub(crate) signals: Signals,
+    /// Number of the life that a wake or boot begins.
+    pub(crate) next_life: u64,
+    /// Where a capture puts its copies.
+    pub(crate) capture_to: Option<crate::settings::Files>,
+}
+
+/// What may be said to an order while it works.
+#[derive(Clone, Debug)]
+pub(crate) struct Signals(watch::Receiver<Said>);
+
+/// See [`Signals`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub(crate) struct Said {
+    /// Turn back if that is still possible ([`Work::Cancel`]).
+    pub(crate) cancel: bool,
+    /// A newer order waits: end soon, in whatever state is true.
+    pub(crate) superseded: bool,
+}
+
+impl Signals {
+    /// Both ends.
+    pub(crate) fn new() -> (watch::Sender<Said>, Self) {
+        let (say, heard) = watch::channel(Said::default());
+        (say, Self(heard))
+    }
+
+    /// Whether to turn back.
+    pub(super) fn cancelled(&self) -> bool {
+        let said = *self.0.borrow();
+        said.cancel || said.superseded
+    }
+
+    /// Waits until a newer order waits.
+    pub(super) async fn superseded(&self) {
+        let mut heard = self.0.clone();
+        if heard.wait_for(|said| said.superseded).await.is_err() {
+            // Whoever could say it is gone: nobody will.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// An order's end.
+pub(crate) struct Done {
+    pub(crate) attempt: Attempt,
+    pub(crate) report: Report,
+    pub(crate) body: Body,
+    /// Phases and other facts for the timeline.
+    pub(crate) data: Map<String, Value>,
+    /// What went wrong, for the log and for `failure`.
+    pub(crate) error: Option<String>,
+}
+
+/// A step that failed, and what it left.
+#[derive(Debug)]
+pub(crate) struct Failed {
+    pub(crate) code: FailureCode,
+    pub(crate) left: Left,
+    pub(crate) error: String,
+}
+
+impl Worker {
+    /// Does what the order says.
+    pub(crate) async fn carry_out(mut self, order: Order) -> Done {
+        let result = match order.work {
+            Work::Create => self.create().await,
+            Work::Boot => self.boot().await,
+            Work::Suspend { tier } => self.suspend(tier).await,
+            Work::Demote => self.demote().await,
+            Work::Wake { from } => self.wake(from).await,
+            Work::Capture { of, .. } => self.capture(of).await,
+            Work::Destroy => self.destroy().await,
+            // Remarks on running orders; the sandbox's task passes them on itself.
+            Work::Cancel | Work::Sample | Work::Notice { .. } => unreachable!("not work of its own"),
+        };
+        let mut data = self.phases.to_data();
+        let (report, error) = match result {
+            Ok(report) => (report, None),
+            Err(failed) => {
+                data.insert("error".to_owned(), failed.error.clone().into());
+                (Report::Failed { code: failed.code, left: failed.left }, Some(failed.error))
+            }
+        };
+        Done { attempt: order.attempt, report, body: self.body, data, error }
+    }
+}
+
+/// The text of an error and all its causes.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        text.push_str(": ");
+        text.push_str(&inner.to_string());
+        cause = inner.source();
+    }
+    text
+}
+
+/// Turns an error into a failed step: a full disk is told apart wherever it shows.
+pub(super) fn failed(code: FailureCode, left: Left, error: &(dyn std::error::Error + 'static)) -> Failed {
+    let code = if is_full(error) { FailureCode::DiskFull } else { code };
+    Failed { code, left, error: chain(error) }
+}
+
+/// Whether a full disk is somewhere among the causes.
+fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if matches!(kind, Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}

@@ -1,0 +1,278 @@
+//! Making run: created from a template, woken from memory or disk, booted from disk.
+
+use std::sync::Arc;
+
+use lifecycle::{FailureCode, Left, Report, Tier};
+use vmm::Machine;
+use vmm::machine::StartError;
+
+use super::settle::lost;
+use super::{Failed, WAKE_LIMIT, Worker, chain, failed};
+use crate::clock::Moment;
+use crate::fault;
+use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
+use crate::guest::{Continuity, LinkState, WakeParams};
+use crate::manifest::{Saved, State};
+use crate::sandbox::body::{identity, machine_spec};
+use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
+
+impl Worker {
+    /// The first start: copies the template (unless a fork's parent has given its copy already), then wakes it as somebody
+    /// new.
+    pub(super) async fn create(&mut self) -> Result<Report, Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::CreateFailed, Left::Lost, error);
+        if matches!(self.record.with(|manifest| manifest.state.clone()), State::Creating | State::Failed { .. }) {
+            self.check_room(FREE_BYTES_MIN, Left::Lost)?;
+            let (image, cpus, memory_mib) =
+                self.record.with(|manifest| (manifest.image_digest.clone(), manifest.cpus, manifest.memory_mib));
+            let image = self.ground.image_by_digest(&image).map_err(|error| fail(&error))?;
+            let template = self.ground.templates.get(&self.ground, &image, cpus, memory_mib).await;
+            let template = template.map_err(|error| fail(&error))?;
+            self.phases.mark("template");
+            super::capture::copy_parts(&template.files, &self.body.files).await.map_err(|error| fail(&error))?;
+            fault::point("create_copied");
+            let about = template.about.clone();
+            let published = self.record.change(|manifest| {
+                manifest.needs_identity = true;
+                manifest.state = State::SleepingOnDisk(Saved {
+                    slept_at: about.saved_at,
+                    timer_due: None,
+                    state: about.state,
+                    machine: about.machine,
+                    guest_version: about.guest_version,
+                });
+            });
+            published.await.map_err(|error| fail(&error))?;
+            self.phases.mark("copy");
+        }
+        match self.wake(Tier::Disk).await {
+            Err(failed) => {
+                self.end_quietly("its first start failed").await;
+                Err(Failed { left: Left::Lost, ..failed })
+            }
+            done => done,
+        }
+    }
+
+    /// On from where it was.
+    pub(super) async fn wake(&mut self, from: Tier) -> Result<Report, Failed> {
+        match from {
+            Tier::Memory => self.wake_from_memory().await,
+            Tier::Disk | Tier::Store => self.wake_from_disk().await,
+        }
+    }
+
+    async fn wake_from_memory(&mut self) -> Result<Report, Failed> {
+        self.body.give_back_held();
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if let Err(error) = machine.continue_process().await {
+            return Err(lost(&chain(&error)));
+        }
+        self.phases.mark("continue");
+        // A daemon that found this sleeper has no link yet.
+        if self.body.link.state() == LinkState::Detached {
+            self.attach(Continuity::Clean, WAKE_LIMIT).await?;
+        }
+        let woke = self.go_on().await?;
+        // Not awaited: from memory there is no older memory that a crash could bring back, the living process decides.
+        let (record, id, life) = (self.record.clone(), self.id.clone(), self.next_life);
+        tokio::spawn(async move {
+            let noted = record.change(|manifest| {
+                manifest.life = life;
+                // A sleep or an end may have been noted since.
+                if matches!(manifest.state, State::SleepingInMemory { .. }) {
+                    manifest.state = State::Running;
+                    manifest.since = Moment::now();
+                }
+            });
+            if let Err(error) = noted.await {
+                tracing::warn!(sandbox = %id, error = chain(&error), "wake from memory not noted");
+            }
+        });
+        Ok(woke)
+    }
+
+    async fn wake_from_disk(&mut self) -> Result<Report, Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::WakeFailed, Left::Asleep, error);
+        let before = self.record.get();
+        let State::SleepingOnDisk(saved) = before.state.clone() else {
+            return Err(lost("there is no saved memory"));
+        };
+        self.check_room(FREE_BYTES_TO_WAKE, Left::Asleep)?;
+        let image = self.ground.image_by_digest(&before.image_digest).map_err(|error| fail(&error))?;
+        let ground = Arc::clone(&self.ground);
+        let tap = self.body.ensure_port(&ground).await.map_err(|error| fail(&error))?.tap_fd();
+        let slot = self.body.slot.number();
+        let size = (before.cpus, before.memory_mib);
+        let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
+        if let Err(mismatch) = saved.machine.compatible(&ground.qemu.fingerprint(&spec)) {
+            return Err(failed(FailureCode::SnapshotMismatch, Left::Asleep, &mismatch));
+        }
+        let state = self.body.files.state();
+        let slept = saved.slept_at.elapsed();
+        fault::point("restoring");
+        let restored = Machine::restore(&ground.qemu, &spec, &state, &saved.state, &saved.machine, slept).await;
+        let mut machine = match restored {
+            Ok(machine) => machine,
+            Err(error) if is_damage(&error) => return Err(failed(FailureCode::StateDamaged, Left::Asleep, &error)),
+            Err(error) => return Err(fail(&error)),
+        };
+        self.phases.mark("restore");
+        // Between load and run: from here on there is no older memory (see the manifest's second invariant).
+        let life = self.next_life;
+        let fingerprint = saved.machine.clone();
+        let noted = self.record.change(move |manifest| {
+            manifest.state = State::Running;
+            manifest.machine = Some(fingerprint);
+            manifest.life = life;
+            manifest.since = Moment::now();
+        });
+        if let Err(error) = noted.await {
+            // It has not run: it sleeps as before.
+            if let Err(error) = machine.kill().await {
+                tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
+            }
+            return Err(fail(&error));
+        }
+        self.phases.mark("publish");
+        fault::point("restored_not_running");
+        self.body.machine = Some(machine);
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if let Err(error) = machine.cont().await {
+            // Whether the guest ran nobody knows: there is no way back.
+            self.end_quietly("it could not be continued").await;
+            return Err(lost(&chain(&error)));
+        }
+        self.phases.mark("cont");
+        self.body.give_back_held();
+        let continuity =
+            if self.body.link.state() == LinkState::Parked { Continuity::Resumed } else { Continuity::Clean };
+        self.attach(continuity, WAKE_LIMIT).await?;
+        self.go_on().await
+    }
+
+    /// From its own disk, anew.
+    pub(super) async fn boot(&mut self) -> Result<Report, Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::BootFailed, Left::Lost, error);
+        self.body.end_machine("the sandbox is booted anew").await.map_err(|error| fail(&error))?;
+        self.phases.mark("end");
+        self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
+        let manifest = self.record.get();
+        let image = self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
+        let ground = Arc::clone(&self.ground);
+        let tap = self.body.ensure_port(&ground).await.map_err(|error| fail(&error))?.tap_fd();
+        let size = (manifest.cpus, manifest.memory_mib);
+        let slot = self.body.slot.number();
+        let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
+        // What was in memory is lost from here on, so it must not be found by a later daemon.
+        let life = self.next_life;
+        let fingerprint = ground.qemu.fingerprint(&spec);
+        let noted = self.record.change(move |manifest| {
+            manifest.state = State::Running;
+            manifest.machine = Some(fingerprint);
+            manifest.needs_identity = true;
+            manifest.life = life;
+            manifest.since = Moment::now();
+        });
+        noted.await.map_err(|error| fail(&error))?;
+        for attempt in 1..=BOOT_TRIES {
+            self.body.link = crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
+            let machine = Machine::boot(&ground.qemu, &spec, &boot_image(&ground, &image)).await;
+            self.body.machine = Some(machine.map_err(|error| fail(&error))?);
+            self.phases.mark("spawn");
+            match self.attach(Continuity::Unknown, BOOT_LIMIT).await {
+                Ok(()) => {
+                    let woke = self.go_on().await;
+                    if woke.is_err() {
+                        self.end_quietly("it did not go on after its boot").await;
+                    }
+                    return woke.map_err(|failed| Failed { left: Left::Lost, ..failed });
+                }
+                Err(failed) => {
+                    let alive = self.body.is_alive();
+                    self.end_quietly("its boot stayed silent").await;
+                    let superseded = self.signals.cancelled();
+                    if attempt == BOOT_TRIES || superseded || !alive {
+                        return Err(Failed { code: FailureCode::BootFailed, left: Left::Lost, ..failed });
+                    }
+                    tracing::warn!(sandbox = %self.id, attempt, error = failed.error, "boot stayed silent; trying again");
+                }
+            }
+        }
+        Err(Failed { code: FailureCode::BootFailed, left: Left::Lost, error: "no boot was tried".to_owned() })
+    }
+
+    /// Meets the guest agent of the running machine.
+    async fn attach(&mut self, continuity: Continuity, limit: std::time::Duration) -> Result<(), Failed> {
+        let silent = |error: String| Failed { code: FailureCode::AgentSilent, left: Left::Awake, error };
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        let socket = machine.guest_stream().map_err(|error| silent(chain(&error)))?;
+        let exit = machine.exit_watch();
+        let met = tokio::select! {
+            met = self.body.link.attach(socket, continuity, limit) => met.map(drop).map_err(|error| silent(chain(&error))),
+            end = async { let mut exit = exit; exit.exited().await } => Err(lost(&format!("its machine ended: {:?}", end.cause))),
+            () = self.signals.superseded() => Err(silent("given up for a newer order".to_owned())),
+        };
+        self.phases.mark("attach");
+        met
+    }
+
+    /// Clock, entropy, identity, then the guest's programs; from then on it is another life.
+    async fn go_on(&mut self) -> Result<Report, Failed> {
+        let (needs_identity, name) = self.record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
+        let who = if needs_identity {
+            let mut machine_id = [0; 16];
+            getrandom::fill(&mut machine_id).map_err(|error| Failed {
+                code: FailureCode::AgentSilent,
+                left: Left::Awake,
+                error: error.to_string(),
+            })?;
+            Some(identity(&self.ground, &name, self.body.slot.number(), machine_id))
+        } else {
+            None
+        };
+        let params = WakeParams { fork: who.is_some(), identity: who };
+        let woke = self.body.link.wake(params, WAKE_LIMIT).await;
+        self.phases.mark("guest");
+        let woke = woke.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
+        for step in &woke.steps {
+            if let crate::guest::StepOutcome::Failed(why) = &step.outcome {
+                tracing::warn!(sandbox = %self.id, step = ?step.step, why, "a step of the wake failed");
+            }
+        }
+        if needs_identity {
+            let record = self.record.clone();
+            let id = self.id.clone();
+            // Not awaited: told twice it is the same identity.
+            tokio::spawn(async move {
+                if let Err(error) = record.change(|manifest| manifest.needs_identity = false).await {
+                    tracing::warn!(sandbox = %id, error = chain(&error), "identity not noted");
+                }
+            });
+        }
+        Ok(Report::Ready)
+    }
+
+    /// Refuses when the disk has less than this left: a guest that finds no room for a page of its memory dies of it.
+    fn check_room(&self, bytes: u64, left: Left) -> Result<(), Failed> {
+        let dir = self.ground.settings.sandboxes_dir();
+        let free = free_bytes(&dir).map_err(|error| failed(FailureCode::NoCapacity, left, &error))?;
+        if free < bytes {
+            let error = format!("{} MiB are free on the disk, {} needed", free >> 20, bytes >> 20);
+            return Err(Failed { code: FailureCode::DiskFull, left, error });
+        }
+        Ok(())
+    }
+
+    /// Ends a machine that is of no use; what cannot be ended is logged, and found by the next start of the daemon.
+    pub(super) async fn end_quietly(&mut self, why: &str) {
+        if let Err(error) = self.body.end_machine(why).await {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
+        }
+    }
+}
+
+/// Whether the state itself is at fault, so that trying again is of no use.
+fn is_damage(error: &StartError) -> bool {
+    matches!(error, StartError::State(_) | StartError::MemorySize { .. } | StartError::Refused { .. })
+}

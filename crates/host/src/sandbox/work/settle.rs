@@ -1,0 +1,242 @@
+//! Putting to rest: to sleep in memory or on disk, from memory to disk, and away for good.
+
+use std::path::PathBuf;
+
+use lifecycle::{FailureCode, Left, Report, Tier};
+
+use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
+use crate::clock::Moment;
+use crate::fault;
+use crate::guest::{QuiesceOptions, WakeParams};
+use crate::manifest::{Saved, State};
+
+impl Worker {
+    /// From running to asleep. Until the sleep is published, everything can be undone and is, on an error or when asked.
+    pub(super) async fn suspend(&mut self, tier: Tier) -> Result<Report, Failed> {
+        if self.body.machine.is_none() {
+            return Err(lost("no machine"));
+        }
+        let timer_due = self.timer_due().await;
+        let on_disk = tier != Tier::Memory;
+        let options = QuiesceOptions { sync: on_disk, drop_caches: false };
+        if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
+            return self.back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error))).await;
+        }
+        self.phases.mark("guest");
+        if self.signals.cancelled() {
+            return self.back_awake(None).await;
+        }
+        if on_disk { self.suspend_on_disk(timer_due).await } else { self.suspend_in_memory(timer_due).await }
+    }
+
+    async fn suspend_in_memory(&mut self, timer_due: Option<Moment>) -> Result<Report, Failed> {
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if let Err(error) = machine.stop_process().await {
+            let failed = failed(FailureCode::SleepFailed, Left::Awake, &error);
+            return self.back_awake(Some(failed)).await;
+        }
+        self.phases.mark("stop");
+        let slept_at = Moment::now();
+        let published = self.record.change(|manifest| {
+            manifest.state = State::SleepingInMemory { slept_at, timer_due };
+            manifest.since = Moment::now();
+        });
+        if let Err(error) = published.await {
+            let failed = failed(FailureCode::SleepFailed, Left::Awake, &error);
+            return self.continue_and_back(failed).await;
+        }
+        self.phases.mark("publish");
+        Ok(Report::Suspended { tier: Tier::Memory })
+    }
+
+    async fn suspend_on_disk(&mut self, timer_due: Option<Moment>) -> Result<Report, Failed> {
+        match self.save(timer_due).await {
+            Ok(true) => Ok(Report::Suspended { tier: Tier::Disk }),
+            Ok(false) => self.unpause_and_back(None).await,
+            Err(failed) => self.unpause_and_back(Some(failed)).await,
+        }
+    }
+
+    /// From asleep in memory to asleep on disk. Its guest's programs stay frozen all the while.
+    pub(super) async fn demote(&mut self) -> Result<Report, Failed> {
+        let timer_due = self.record.with(|manifest| match &manifest.state {
+            State::SleepingInMemory { timer_due, .. } => timer_due.clone(),
+            _ => None,
+        });
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if self.signals.cancelled() {
+            return Ok(Report::StillInMemory);
+        }
+        if let Err(error) = machine.continue_process().await {
+            return Err(failed(FailureCode::SleepFailed, Left::Asleep, &error));
+        }
+        let result = self.save(timer_due).await;
+        match result {
+            Ok(true) => Ok(Report::Demoted),
+            Ok(false) => self.back_in_memory(None).await,
+            Err(failed) => self.back_in_memory(Some(failed)).await,
+        }
+    }
+
+    /// Pauses, saves, syncs, publishes, lets QEMU go. `false`: turned back before publishing; the machine is paused then, as
+    /// after an error.
+    async fn save(&mut self, timer_due: Option<Moment>) -> Result<bool, Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::SleepFailed, Left::Awake, error);
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        machine.pause().await.map_err(|error| fail(&error))?;
+        let slept_at = Moment::now();
+        self.phases.mark("pause");
+        fault::point("saving");
+        let saved = machine.save_state(&self.body.files.state()).await.map_err(|error| fail(&error))?;
+        self.phases.mark("save");
+        sync(vec![self.body.files.memory(), self.body.files.disk()]).await.map_err(|error| fail(&error))?;
+        self.phases.mark("sync");
+        if self.signals.cancelled() {
+            return Ok(false);
+        }
+        fault::point("saved_not_published");
+        let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
+        let fingerprint = machine.fingerprint().clone();
+        let state = saved.mark;
+        let published = self.record.change(|manifest| {
+            manifest.state = State::SleepingOnDisk(Saved { slept_at, timer_due, state, machine: fingerprint, guest_version });
+            manifest.since = Moment::now();
+        });
+        published.await.map_err(|error| fail(&error))?;
+        self.phases.mark("publish");
+        fault::point("published_qemu_alive");
+        // From here on it sleeps, whatever happens to the process.
+        if let Err(error) = self.body.link.detach() {
+            tracing::debug!(sandbox = %self.id, %error, "link not parked");
+        }
+        if let Some(mut machine) = self.body.machine.take()
+            && let Err(error) = machine.quit().await
+        {
+            tracing::warn!(sandbox = %self.id, error = chain(&error), "QEMU did not quit by itself");
+            if let Err(error) = machine.kill().await {
+                tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
+            }
+        }
+        self.phases.mark("quit");
+        Ok(true)
+    }
+
+    /// Lets the guest's programs go on after a sleep that was given up.
+    async fn back_awake(&mut self, why: Option<Failed>) -> Result<Report, Failed> {
+        let params = WakeParams { identity: None, fork: false };
+        if let Err(error) = self.body.link.wake(params, WAKE_LIMIT).await {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a sleep given up");
+            let alive = self.body.is_alive();
+            if !alive {
+                return Err(lost(&chain(&error)));
+            }
+        }
+        self.phases.mark("back");
+        match why {
+            Some(failed) => Err(failed),
+            None => Ok(Report::BackAwake),
+        }
+    }
+
+    /// As [`back_awake`](Self::back_awake), from a paused machine.
+    async fn unpause_and_back(&mut self, why: Option<Failed>) -> Result<Report, Failed> {
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if let Err(error) = machine.cont().await {
+            let error = chain(&error);
+            if let Err(error) = self.body.end_machine(&error).await {
+                tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
+            }
+            return Err(lost(&error));
+        }
+        self.back_awake(why).await
+    }
+
+    /// As [`back_awake`](Self::back_awake), from a stopped process.
+    async fn continue_and_back(&mut self, why: Failed) -> Result<Report, Failed> {
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        if let Err(error) = machine.continue_process().await {
+            return Err(lost(&chain(&error)));
+        }
+        self.back_awake(Some(why)).await
+    }
+
+    /// After a demotion that was given up: on from the pause, then stopped again; programs were frozen all the time.
+    async fn back_in_memory(&mut self, why: Option<Failed>) -> Result<Report, Failed> {
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        let mut back = machine.cont().await;
+        if back.is_ok() {
+            back = machine.stop_process().await;
+        }
+        if let Err(error) = back {
+            let error = chain(&error);
+            if let Err(error) = self.body.end_machine(&error).await {
+                tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
+            }
+            return Err(lost(&error));
+        }
+        match why {
+            Some(failed) => Err(Failed { left: Left::Asleep, ..failed }),
+            None => Ok(Report::StillInMemory),
+        }
+    }
+
+    /// When the guest's next timer is due, as it says itself; a guest that does not answer is found out by what follows.
+    async fn timer_due(&self) -> Option<Moment> {
+        let now = Moment::now();
+        match self.body.link.sample().await {
+            Ok(sample) => sample.timer_due_ms.map(|ms| Moment {
+                boot_ms: now.boot_ms.saturating_add(ms),
+                unix_ms: now.unix_ms.saturating_add(ms),
+                boot_id: now.boot_id,
+            }),
+            Err(error) => {
+                tracing::debug!(sandbox = %self.id, %error, "no sample before sleep");
+                None
+            }
+        }
+    }
+
+    /// Ends the machine and removes all that belongs to the sandbox.
+    pub(super) async fn destroy(&mut self) -> Result<Report, Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::DestroyFailed, Left::Lost, error);
+        let noted = self.record.change(|manifest| {
+            manifest.state = State::Deleting;
+            manifest.since = Moment::now();
+        });
+        if let Err(error) = noted.await {
+            // A full disk must not keep anything from being deleted; a daemon killed now begins the deletion anew when asked.
+            tracing::warn!(sandbox = %self.id, error = chain(&error), "deletion not noted");
+        }
+        self.body.end_machine("the sandbox is deleted").await.map_err(|error| fail(&error))?;
+        fault::point("deleting");
+        if let Some(mut port) = self.body.port.take()
+            && let Err(error) = port.remove().await
+        {
+            self.body.port = Some(port);
+            return Err(fail(&error));
+        }
+        let dir = self.body.files.dir().to_owned();
+        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            result => result,
+        });
+        removed.await.map_err(|error| fail(&error))?.map_err(|error| fail(&error))?;
+        self.phases.mark("remove");
+        Ok(Report::Destroyed)
+    }
+}
+
+/// Writes files' contents to the disk. Blocking work on another thread.
+async fn sync(paths: Vec<PathBuf>) -> std::io::Result<()> {
+    let synced = tokio::task::spawn_blocking(move || {
+        for path in &paths {
+            std::fs::File::open(path)?.sync_data()?;
+        }
+        Ok(())
+    });
+    synced.await.map_err(std::io::Error::other)?
+}
+
+pub(super) fn lost(error: &str) -> Failed {
+    Failed { code: FailureCode::MachineLost, left: Left::Lost, error: error.to_owned() }
+}

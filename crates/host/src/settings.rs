@@ -1,0 +1,125 @@
+//! What an operator may set, and where things lie in the data folder.
+
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long a sandbox sleeps in memory before it moves to disk, unless it says otherwise: five minutes. Most wakes of
+/// an interactive day come sooner, and then cost a millisecond or two.
+pub const MEMORY_TIER_DEFAULT: Duration = Duration::from_secs(300);
+
+/// How long a refused port is tried again after a start or a wake.
+pub const PORT_RETRY_DEFAULT: Duration = Duration::from_secs(10);
+
+/// Settings of the daemon of one machine.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The data folder; made when missing.
+    pub data: PathBuf,
+    /// Where images are; default `<data>/images`.
+    pub images: Option<PathBuf>,
+    /// Where templates are; default `<data>/templates`. May be shared between daemons of one machine.
+    pub templates: Option<PathBuf>,
+    /// The QEMU to use; default `qemu-system-x86_64` from `PATH`.
+    pub qemu: Option<PathBuf>,
+    /// Name of this host in the catalogue.
+    pub name: String,
+    /// The first address of the /16 from which sandboxes get theirs. `.0.1` is the gateway's.
+    pub subnet: Ipv4Addr,
+    /// First user id for guests' QEMU processes: the sandbox in slot n runs as this plus n, so no two share one.
+    pub uid_base: u32,
+    /// How long a sandbox sleeps in memory before it moves to disk.
+    pub memory_tier: Duration,
+    /// How long a refused port is tried again after a start or a wake.
+    pub port_retry: Duration,
+}
+
+impl Settings {
+    /// The defaults over this data folder.
+    pub fn new(data: impl Into<PathBuf>) -> Self {
+        Self {
+            data: data.into(),
+            images: None,
+            templates: None,
+            qemu: None,
+            name: "local".to_owned(),
+            subnet: Ipv4Addr::new(10, 118, 0, 0),
+            uid_base: 1_880_000_000,
+            memory_tier: MEMORY_TIER_DEFAULT,
+            port_retry: PORT_RETRY_DEFAULT,
+        }
+    }
+
+    /// Folder of images.
+    pub fn images_dir(&self) -> PathBuf {
+        self.images.clone().unwrap_or_else(|| self.data.join("images"))
+    }
+
+    /// Folder of templates.
+    pub fn templates_dir(&self) -> PathBuf {
+        self.templates.clone().unwrap_or_else(|| self.data.join("templates"))
+    }
+
+    /// Folder of sandboxes.
+    pub fn sandboxes_dir(&self) -> PathBuf {
+        self.data.join("sandboxes")
+    }
+
+    /// Where things go that nobody knows: they are kept for a person to look at, never deleted.
+    pub fn quarantine_dir(&self) -> PathBuf {
+        self.data.join("quarantine")
+    }
+}
+
+/// The files of one sandbox (or of a template, which has the same parts).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    dir: PathBuf,
+}
+
+impl Files {
+    /// Files below this folder.
+    pub fn in_dir(dir: impl Into<PathBuf>) -> Self {
+        Self { dir: dir.into() }
+    }
+
+    /// The folder itself.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What it is and how it is: the one file that decides.
+    pub fn manifest(&self) -> PathBuf {
+        self.dir.join("manifest.json")
+    }
+
+    /// The guest's memory, mapped by its QEMU.
+    pub fn memory(&self) -> PathBuf {
+        self.dir.join("memory")
+    }
+
+    /// State of the virtual devices while it sleeps on disk.
+    pub fn state(&self) -> PathBuf {
+        self.dir.join("state")
+    }
+
+    /// Its own blocks of the root disk, over the image's.
+    pub fn disk(&self) -> PathBuf {
+        self.dir.join("disk.qcow2")
+    }
+
+    /// QEMU's messages.
+    pub fn qemu_log(&self) -> PathBuf {
+        self.dir.join("qemu.log")
+    }
+
+    /// Serial console of the guest.
+    pub fn console(&self) -> PathBuf {
+        self.dir.join("console.log")
+    }
+
+    /// What happened to it.
+    pub fn timeline(&self) -> PathBuf {
+        self.dir.join("events.jsonl")
+    }
+}

@@ -1,0 +1,518 @@
+//! The verbs of a host, each as the control plane asks for it.
+//!
+//! A verb that needs the guest begins a call, which wakes the sandbox and holds it awake, does its work over the link or the
+//! network, and lets the call go with its answer, or with the end of the stream that it answers with.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use api::exec::{Exec, ExecRequest};
+use api::file::{FileInfo, FileKind};
+use api::host::{
+    Answer, Caller, Change, Connection, Duplex, Hold, Host, Known, Log, NewFork, NewSandbox, OutputEvent, OutputFrom,
+};
+use api::sandbox::{Sandbox, SleepTier};
+use api::{ApiError, Code, Event, SandboxId};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt};
+use lifecycle::{Call, CallKind};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::{broadcast, mpsc};
+use tokio_util::io::StreamReader;
+
+use crate::clock::{Moment, rfc3339};
+use crate::daemon::{Daemon, image_error};
+use crate::exec;
+use crate::exec::guest_error;
+use crate::guest::{EntryKind, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec};
+use crate::manifest::{Manifest, Policy, State};
+use crate::record::Record;
+use crate::sandbox::body::{Body, make_folder};
+use crate::sandbox::work::chain;
+use crate::sandbox::{Beginning, CallGuard, Handle, Ready, start};
+use crate::settings::Files;
+use crate::timeline::{self, Timeline};
+
+/// How long a connection to a guest's port may take to be answered at all.
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+
+/// How often a refused port is tried while that may help.
+const PORT_RETRY_EVERY: Duration = Duration::from_millis(25);
+
+/// Entries of a folder that one list answers with.
+const LIST_MAX: usize = 100_000;
+
+#[async_trait]
+impl Host for Daemon {
+    fn name(&self) -> &str {
+        &self.ground.settings.name
+    }
+
+    async fn list(&self) -> Vec<Known> {
+        let views = self.handles().into_iter().map(|handle| async move { handle.view().await });
+        // One that goes away meanwhile is not in the list.
+        futures_util::future::join_all(views).await.into_iter().flatten().collect()
+    }
+
+    async fn view(&self, id: &SandboxId) -> Result<Known, ApiError> {
+        self.handle(id)?.view().await
+    }
+
+    async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError> {
+        if let Ok(handle) = self.handle(&new.id) {
+            handle.started().await?;
+            return handle.view().await.map(|known| known.sandbox);
+        }
+        let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
+        let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
+        policy.apply(&new.policy);
+        let digest = image.id().as_str().to_owned();
+        let size = (new.cpus, new.memory_mib);
+        let manifest = |slot| Manifest {
+            id: new.id.clone(),
+            name: new.name.clone(),
+            slot,
+            epoch: new.epoch,
+            link_key: new.link_key.clone(),
+            image: new.image.clone(),
+            image_digest: digest.clone(),
+            cpus: size.0,
+            memory_mib: size.1,
+            env: new.env.clone(),
+            labels: new.labels.clone(),
+            policy: policy.clone(),
+            created_at: Moment::now(),
+            forked_from: None,
+            life: 0,
+            needs_identity: true,
+            machine: None,
+            woke_because: None,
+            last_end: None,
+            state: State::Creating,
+            since: Moment::now(),
+        };
+        let (body, record) = self.found(&new.id, manifest).await?;
+        let handle = self.begin(body, record, "created", "was made")?;
+        let started = handle.started().await;
+        if let Err(error) = started {
+            // Who asked is told that there is none, so there must be none.
+            handle.delete().await?;
+            return Err(error);
+        }
+        handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
+        if let Ok(handle) = self.handle(&new.id) {
+            handle.started().await?;
+            return handle.view().await.map(|known| known.sandbox);
+        }
+        let parent = self.handle(parent)?;
+        let of = parent.manifest();
+        let manifest = |slot| Manifest {
+            id: new.id.clone(),
+            name: new.name.clone(),
+            slot,
+            epoch: new.epoch,
+            link_key: new.link_key.clone(),
+            created_at: Moment::now(),
+            forked_from: Some(of.id.clone()),
+            life: 0,
+            needs_identity: true,
+            machine: None,
+            woke_because: None,
+            last_end: None,
+            state: State::Creating,
+            since: Moment::now(),
+            ..of.clone()
+        };
+        let (body, record) = self.found(&new.id, manifest).await?;
+        let files = body.files.clone();
+        if let Err(error) = parent.capture(files.clone()).await {
+            discard(&files);
+            return Err(error);
+        }
+        crate::fault::point("fork_copied");
+        let published = async {
+            let saved = crate::sandbox::work::read_capture(&files)?;
+            let change = record.change(|manifest| manifest.state = State::SleepingOnDisk(saved));
+            change.await.map_err(io::Error::other)
+        };
+        if let Err(error) = published.await {
+            discard(&files);
+            return Err(internal("the fork could not be published", &error));
+        }
+        let handle = self.begin(body, record, "forked", &format!("is a fork of {}", of.name))?;
+        if let Err(error) = handle.started().await {
+            handle.delete().await?;
+            return Err(error);
+        }
+        handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
+        let handle = self.handle(id)?;
+        handle.update(change).await?;
+        handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn sleep(&self, id: &SandboxId, tier: Option<SleepTier>) -> Result<Sandbox, ApiError> {
+        if matches!(tier, Some(SleepTier::Store | SleepTier::Off)) {
+            return Err(ApiError::invalid("tier", "`tier` must be `memory` or `disk`"));
+        }
+        let handle = self.handle(id)?;
+        handle.sleep(tier).await?;
+        handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError> {
+        let handle = self.handle(id)?;
+        handle.restart().await?;
+        handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn delete(&self, id: &SandboxId) -> Result<(), ApiError> {
+        let Ok(handle) = self.handle(id) else { return Ok(()) };
+        handle.delete().await?;
+        self.sandboxes_mut().remove(id);
+        Ok(())
+    }
+
+    async fn events(&self, id: &SandboxId, after: u64, limit: usize) -> Result<Vec<Event>, ApiError> {
+        let path = self.handle(id)?.files().timeline();
+        let read = tokio::task::spawn_blocking(move || timeline::read(&path, after, limit)).await;
+        read.map_err(io::Error::other).and_then(|read| read).map_err(|error| internal("its events could not be read", &error))
+    }
+
+    fn watch(&self) -> broadcast::Receiver<Event> {
+        self.events.subscribe()
+    }
+
+    async fn log(&self, id: &SandboxId, log: Log, max_bytes: u64) -> Result<Bytes, ApiError> {
+        let handle = self.handle(id)?;
+        let path = match log {
+            Log::Console => handle.files().console(),
+            Log::Daemon => handle.files().qemu_log(),
+        };
+        tail(path, max_bytes).await.map_err(|error| internal("its log could not be read", &error))
+    }
+
+    async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError> {
+        let ready = self.handle(id)?.call(Call::of(CallKind::EdgeRequest), caller.what).await?;
+        Ok(Answer { woke_ms: ready.woke_ms, value: Box::new(ready.guard) })
+    }
+
+    async fn connect(&self, id: &SandboxId, port: u16, caller: Caller) -> Result<Answer<Connection>, ApiError> {
+        let ready = self.handle(id)?.call(Call::to_port(CallKind::EdgeRequest, port), caller.what).await?;
+        let patience = self.ground.settings.port_retry.saturating_sub(ready.awake_since.elapsed());
+        let stream = connect(&ready, port, patience).await?;
+        Ok(Answer { woke_ms: ready.woke_ms, value: Connection { stream, life: ready.life } })
+    }
+
+    async fn exec_start(&self, id: &SandboxId, request: ExecRequest) -> Result<Answer<Exec>, ApiError> {
+        // Checked before anybody is woken for nothing.
+        exec::spec(&request, &std::collections::BTreeMap::new())?;
+        let ready = self.call(id, CallKind::Exec, "a command").await?;
+        let started = exec::start(&ready.link, &request, &ready.env).await.map_err(exec::start_error)?;
+        Ok(ready.answer(started))
+    }
+
+    async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
+        let ready = self.call(id, CallKind::Api, "a list of its commands").await?;
+        let execs = ready.link.exec_list().await.map_err(guest_error)?;
+        Ok(ready.answer(execs.iter().map(exec::exec).collect()))
+    }
+
+    async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
+        let wanted = exec::exec_id(exec_id)?;
+        let ready = self.call(id, CallKind::Api, "a question about a command").await?;
+        let execs = ready.link.exec_list().await.map_err(guest_error)?;
+        let found = execs.iter().find(|info| info.id == wanted).map(exec::exec);
+        found.map(|found| ready.answer(found)).ok_or_else(|| exec::unknown_exec(exec_id))
+    }
+
+    async fn exec_output(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        from: OutputFrom,
+    ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError> {
+        let exec = exec::exec_id(exec_id)?;
+        let kind = if from.hold { CallKind::Exec } else { CallKind::Api };
+        let ready = self.call(id, kind, "a command's output").await?;
+        let Ready { link, guard, woke_ms, .. } = ready;
+        // An open output stream alone does not hold it awake (S2); whoever waits for the result does.
+        let guard: Option<CallGuard> = from.hold.then_some(guard);
+        let receiver = exec::output(link, exec, from, guard)?;
+        Ok(Answer { value: receiver, woke_ms })
+    }
+
+    async fn exec_stdin(&self, id: &SandboxId, exec_id: &str, bytes: Bytes, close: bool) -> Result<Answer<()>, ApiError> {
+        let exec = exec::exec_id(exec_id)?;
+        let ready = self.call(id, CallKind::Api, "input for a command").await?;
+        let mut stdin = ready.link.exec_stdin(exec, close).map_err(guest_error)?;
+        stdin.write(&bytes).await.map_err(guest_error)?;
+        stdin.finish().await.map_err(guest_error)?;
+        Ok(ready.answer(()))
+    }
+
+    async fn exec_signal(&self, id: &SandboxId, exec_id: &str, signal: i32) -> Result<Answer<()>, ApiError> {
+        let exec = exec::exec_id(exec_id)?;
+        let ready = self.call(id, CallKind::Api, "a signal for a command").await?;
+        ready.link.exec_signal(exec, signal).await.map_err(guest_error)?;
+        Ok(ready.answer(()))
+    }
+
+    async fn file_read(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        offset: u64,
+        length: Option<u64>,
+    ) -> Result<Answer<(FileInfo, Box<dyn AsyncRead + Send + Unpin>)>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a file read").await?;
+        let file = ready.link.file_read(path, offset, length).await.map_err(guest_error)?;
+        let info = file_info(path, &file.stat);
+        let bytes = StreamReader::new(file.download.map_err(io::Error::from));
+        let Ready { guard, woke_ms, .. } = ready;
+        Ok(Answer { value: (info, Box::new(Held { inner: bytes, _guard: guard })), woke_ms })
+    }
+
+    async fn file_write(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        mode: Option<u32>,
+        body: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Answer<FileInfo>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a file write").await?;
+        let spec = WriteSpec { path: path.as_bytes().to_vec(), mode, parents: true };
+        upload(ready.link.file_write(spec), body).await?;
+        let stat = ready.link.file_stat(path).await.map_err(guest_error)?;
+        Ok(ready.answer(file_info(path, &stat)))
+    }
+
+    async fn file_stat(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a look at a file").await?;
+        let info = stat(&ready.link, path).await?;
+        Ok(ready.answer(info))
+    }
+
+    async fn file_list(&self, id: &SandboxId, path: &str) -> Result<Answer<Vec<FileInfo>>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a list of files").await?;
+        let mut listing = ready.link.file_list(path).map_err(guest_error)?;
+        let mut files = Vec::new();
+        while let Some(entries) = listing.next().await {
+            for entry in entries.map_err(guest_error)? {
+                if files.len() >= LIST_MAX {
+                    let error = ApiError::new(Code::TooLarge, format!("the folder has more than {LIST_MAX} entries"));
+                    return Err(error.hint("list it with a command, such as `ls | head`"));
+                }
+                let name = String::from_utf8_lossy(&entry.name);
+                files.push(file_info(&format!("{}/{name}", path.trim_end_matches('/')), &entry.stat));
+            }
+        }
+        Ok(ready.answer(files))
+    }
+
+    async fn file_mkdir(&self, id: &SandboxId, path: &str) -> Result<Answer<FileInfo>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a new folder").await?;
+        ready.link.file_mkdir(path, true).await.map_err(guest_error)?;
+        let info = stat(&ready.link, path).await?;
+        Ok(ready.answer(info))
+    }
+
+    async fn file_move(&self, id: &SandboxId, from: &str, to: &str) -> Result<Answer<FileInfo>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a file's move").await?;
+        ready.link.file_rename(from, to).await.map_err(guest_error)?;
+        let info = stat(&ready.link, to).await?;
+        Ok(ready.answer(info))
+    }
+
+    async fn file_remove(&self, id: &SandboxId, path: &str) -> Result<Answer<()>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a file's removal").await?;
+        ready.link.file_remove(path, true).await.map_err(guest_error)?;
+        Ok(ready.answer(()))
+    }
+
+    async fn tree_read(
+        &self,
+        id: &SandboxId,
+        path: &str,
+    ) -> Result<Answer<Box<dyn AsyncRead + Send + Unpin>>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "a copy of its files").await?;
+        // Asked first, so that a path that does not exist is an answer and not a broken stream.
+        stat(&ready.link, path).await?;
+        let download = ready.link.tree_read(path).map_err(guest_error)?;
+        let bytes = StreamReader::new(download.map_err(io::Error::from));
+        let Ready { guard, woke_ms, .. } = ready;
+        Ok(Answer { value: Box::new(Held { inner: bytes, _guard: guard }), woke_ms })
+    }
+
+    async fn tree_write(
+        &self,
+        id: &SandboxId,
+        path: &str,
+        body: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Answer<()>, ApiError> {
+        let ready = self.call(id, CallKind::Files, "files copied into it").await?;
+        upload(ready.link.tree_write(path), body).await?;
+        Ok(ready.answer(()))
+    }
+}
+
+impl Daemon {
+    async fn call(&self, id: &SandboxId, kind: CallKind, what: &str) -> Result<Ready, ApiError> {
+        self.handle(id)?.call(Call::of(kind), what).await
+    }
+
+    /// Founds a sandbox: slot, folder, manifest that says "creating".
+    async fn found(&self, id: &SandboxId, manifest: impl FnOnce(u32) -> Manifest) -> Result<(Body, Record), ApiError> {
+        let no_room = || ApiError::new(Code::NoCapacity, "all addresses of this host are taken");
+        let slot = self.ground.slots.take().ok_or_else(no_room)?;
+        let files = Files::in_dir(self.ground.settings.sandboxes_dir().join(id.as_str()));
+        let manifest = manifest(slot.number());
+        let founded = async {
+            make_folder(&files)?;
+            Record::create(&files.manifest(), manifest).await.map_err(|error| error.source)
+        };
+        let record = founded.await.map_err(|error| {
+            discard(&files);
+            if error.kind() == io::ErrorKind::StorageFull {
+                ApiError::new(Code::NoSpace, "the host's disk is full")
+            } else {
+                internal("its folder could not be made", &error)
+            }
+        })?;
+        let body = Body::new(files, slot).map_err(|error| internal("no randomness", &error))?;
+        Ok((body, record))
+    }
+
+    /// Starts the task of a founded sandbox.
+    fn begin(&self, body: Body, record: Record, kind: &str, text: &str) -> Result<Handle, ApiError> {
+        let id = record.with(|manifest| manifest.id.clone());
+        let opened = Timeline::open(id.clone(), &body.files.timeline(), self.events.clone());
+        let mut timeline = opened.map_err(|error| internal("its timeline could not be made", &error))?;
+        timeline.add(kind, text, serde_json::Map::new());
+        let ground = std::sync::Arc::clone(&self.ground);
+        let handle = start(Beginning { ground, record, body, timeline, found: None, gone: self.gone.clone() });
+        self.sandboxes_mut().insert(id, handle.clone());
+        Ok(handle)
+    }
+}
+
+impl Ready {
+    /// The answer of a call that has done all it wanted.
+    fn answer<T>(self, value: T) -> Answer<T> {
+        Answer { value, woke_ms: self.woke_ms }
+    }
+}
+
+/// Connects over the network, else to the guest's loopback, and again while that may help.
+async fn connect(ready: &Ready, port: u16, patience: Duration) -> Result<Box<dyn Duplex>, ApiError> {
+    let address = SocketAddr::from((ready.address, port));
+    let begun = Instant::now();
+    loop {
+        match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => {
+                if let Err(error) = stream.set_nodelay(true) {
+                    tracing::debug!(%error, "no delay not set");
+                }
+                return Ok(Box::new(stream));
+            }
+            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+            Ok(Err(error)) => tracing::debug!(%address, %error, "port not reached over the network"),
+            Err(_) => tracing::debug!(%address, "port did not answer over the network"),
+        }
+        match ready.link.connect_port(port).await {
+            Ok(stream) => return Ok(Box::new(stream)),
+            Err(GuestError::Failed(failure)) if failure.code == FailureCode::Refused => {}
+            Err(error) => return Err(guest_error(error)),
+        }
+        if begun.elapsed() >= patience {
+            let error = ApiError::new(Code::PortClosed, format!("nothing listens on port {port} in the sandbox"));
+            return Err(error.hint("start the server first; it may listen on any address, 127.0.0.1 too"));
+        }
+        tokio::time::sleep(PORT_RETRY_EVERY).await;
+    }
+}
+
+async fn stat(link: &GuestLink, path: &str) -> Result<FileInfo, ApiError> {
+    let stat = link.file_stat(path).await.map_err(guest_error)?;
+    Ok(file_info(path, &stat))
+}
+
+fn file_info(path: &str, stat: &Stat) -> FileInfo {
+    FileInfo {
+        path: path.to_owned(),
+        kind: match stat.kind {
+            EntryKind::File => FileKind::File,
+            EntryKind::Directory => FileKind::Directory,
+            EntryKind::Symlink => FileKind::Symlink,
+            EntryKind::Other => FileKind::Other,
+        },
+        size: stat.size,
+        mode: stat.mode,
+        uid: stat.uid,
+        gid: stat.gid,
+        modified_at: rfc3339(u64::try_from(stat.modified_ms).unwrap_or(0)),
+        target: stat.target.as_ref().map(|target| String::from_utf8_lossy(target).into_owned()),
+    }
+}
+
+/// Sends a whole stream to the guest. A client that breaks off leaves nothing behind: the upload is not finished.
+async fn upload(upload: Result<Upload, GuestError>, body: Box<dyn AsyncRead + Send + Unpin>) -> Result<(), ApiError> {
+    let mut upload = upload.map_err(guest_error)?;
+    match upload.copy_from(body).await {
+        Ok(sent) => sent.map_err(guest_error)?,
+        Err(error) => return Err(ApiError::invalid("body", format!("the body broke off: {error}"))),
+    }
+    upload.finish().await.map(drop).map_err(guest_error)
+}
+
+/// Keeps the sandbox awake while somebody reads.
+struct Held<R> {
+    inner: R,
+    _guard: CallGuard,
+}
+
+impl<R: AsyncRead + Unpin> AsyncRead for Held<R> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+/// The end of a file; nothing where there is none.
+async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
+    let mut file = match tokio::fs::File::open(&path).await {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Bytes::new()),
+        Err(error) => return Err(error),
+    };
+    let length = file.metadata().await?.len();
+    file.seek(io::SeekFrom::Start(length.saturating_sub(max_bytes))).await?;
+    let mut bytes = Vec::new();
+    file.take(max_bytes).read_to_end(&mut bytes).await?;
+    Ok(bytes.into())
+}
+
+/// Removes the folder of a sandbox that never was.
+fn discard(files: &Files) {
+    if let Err(error) = std::fs::remove_dir_all(files.dir())
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::error!(dir = %files.dir().display(), %error, "folder of an unmade sandbox not removed");
+    }
+}
+
+/// A fault of ours: the client learns that it is one, the log what it is.
+fn internal(text: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
+    tracing::error!(error = chain(error), "{text}");
+    ApiError::new(Code::Internal, text)
+}

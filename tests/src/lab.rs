@@ -1,0 +1,237 @@
+//! A daemon under test, with its data folder and its command line.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::{proc, until};
+
+/// Set in the re-executed test: it is in its own network namespace already.
+const INSIDE: &str = "DORMOUSE_E2E_INSIDE";
+
+/// Where the daemon under test listens, in its own namespace.
+pub const LISTEN: &str = "127.0.0.1:8420";
+
+/// Runs a test in a network namespace of its own, with a fresh daemon. `name` from [`test_name`](crate::test_name).
+#[track_caller]
+pub fn isolated(name: &str, test: impl FnOnce(&mut Lab)) {
+    if std::env::var_os(INSIDE).is_none() {
+        let itself = std::env::current_exe().expect("path of the test program");
+        let status = Command::new("unshare")
+            .args(["--net", "--"])
+            .arg(itself)
+            .args(["--exact", name, "--nocapture", "--test-threads=1"])
+            .env(INSIDE, "1")
+            .stdin(Stdio::null())
+            .status()
+            .expect("`unshare` (util-linux) starts");
+        assert!(status.success(), "{name} failed in its network namespace: {status}");
+        return;
+    }
+    crate::net::output("ip", &["link", "set", "lo", "up"]);
+    let mut lab = Lab::new(name);
+    lab.start();
+    test(&mut lab);
+    lab.tear_down();
+}
+
+/// A daemon, its folder and its command line.
+#[derive(Debug)]
+pub struct Lab {
+    folder: tempfile::TempDir,
+    daemon: Option<Child>,
+    starts: u32,
+    /// More environment for the daemon, such as a fault to plant.
+    pub daemon_env: Vec<(String, String)>,
+}
+
+impl Lab {
+    fn new(name: &str) -> Self {
+        let base = workspace().join("target/e2e/runs");
+        std::fs::create_dir_all(&base).expect("folder for runs");
+        let prefix = name.replace("::", "-");
+        let folder = tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(base).expect("temp folder");
+        // Guests' processes have accounts of their own and must be able to get to their files.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(folder.path(), mode).expect("permissions");
+        Self { folder, daemon: None, starts: 0, daemon_env: Vec::new() }
+    }
+
+    /// The daemon's data folder.
+    pub fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    /// A folder for the test's own files.
+    pub fn scratch(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        LISTEN.parse().expect("an address")
+    }
+
+    /// Process id of the daemon.
+    #[track_caller]
+    pub fn daemon_pid(&self) -> i32 {
+        let daemon = self.daemon.as_ref().expect("the daemon runs");
+        i32::try_from(daemon.id()).expect("a process id")
+    }
+
+    /// Starts the daemon and waits until it answers.
+    #[track_caller]
+    pub fn start(&mut self) {
+        assert!(self.daemon.is_none(), "the daemon runs already");
+        self.starts += 1;
+        let log = File::create(self.folder.path().join(format!("daemon-{}.log", self.starts))).expect("log file");
+        let mut command = Command::new(dormouse());
+        command.args(["serve", "--listen", LISTEN]).envs(self.env()).envs(self.daemon_env.iter().cloned());
+        command.stdin(Stdio::null()).stdout(log.try_clone().expect("log file")).stderr(log);
+        self.daemon = Some(command.spawn().expect("the daemon starts"));
+        until("the daemon answers", || {
+            let daemon = self.daemon.as_mut()?;
+            let ended = daemon.try_wait().expect("state of the daemon");
+            assert!(ended.is_none(), "the daemon ended: {ended:?}\n{}", self.daemon_log());
+            crate::net::http(LISTEN.parse().ok()?, "localhost", "/v1/health").ok().filter(|answer| answer.status == 200)
+        });
+    }
+
+    /// Kills the daemon as a crash would; its guests live on.
+    #[track_caller]
+    pub fn kill_daemon(&mut self) {
+        let mut daemon = self.daemon.take().expect("the daemon runs");
+        daemon.kill().expect("killed");
+        daemon.wait().expect("gone");
+    }
+
+    /// Asks the daemon to end and waits for it.
+    #[track_caller]
+    pub fn stop_daemon(&mut self) {
+        let pid = self.daemon_pid();
+        proc::kill(pid, Signal::TERM);
+        let status = self.daemon.take().expect("the daemon runs").wait().expect("gone");
+        assert!(status.success(), "the daemon ended with {status}\n{}", self.daemon_log());
+    }
+
+    /// What the daemon has logged since its last start.
+    pub fn daemon_log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join(format!("daemon-{}.log", self.starts))).unwrap_or_default()
+    }
+
+    /// A command line of `dormouse`, not yet started.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(dormouse());
+        command.args(arguments).envs(self.env()).current_dir(workspace()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `dormouse …` to its end, whatever it is.
+    #[track_caller]
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().expect("`dormouse` starts")
+    }
+
+    /// Standard output of `dormouse …`, which must succeed.
+    #[track_caller]
+    pub fn ok(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "dormouse {arguments:?}: {}\n{stderr}\n{}", output.status, self.daemon_log());
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    /// As [`ok`](Self::ok), as JSON.
+    #[track_caller]
+    pub fn json(&self, arguments: &[&str]) -> Value {
+        let text = self.ok(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("dormouse {arguments:?}: {error}: {text}"))
+    }
+
+    /// Runs a shell line in a sandbox and answers its standard output, without the last line break.
+    #[track_caller]
+    pub fn sh(&self, sandbox: &str, line: &str) -> String {
+        self.ok(&["exec", sandbox, "--", "sh", "-c", line]).trim_end_matches('\n').to_owned()
+    }
+
+    /// What is told about a sandbox.
+    #[track_caller]
+    pub fn view(&self, sandbox: &str) -> Value {
+        self.json(&["sandboxes", "get", sandbox])
+    }
+
+    /// Waits until a sandbox has this status.
+    #[track_caller]
+    pub fn wait_status(&self, sandbox: &str, status: &str) -> Value {
+        until(&format!("{sandbox} is {status}"), || {
+            let view = self.view(sandbox);
+            (view["status"] == status).then_some(view)
+        })
+    }
+
+    /// The timeline of a sandbox: events of one kind (without `sandbox.`), or all for "".
+    #[track_caller]
+    pub fn events(&self, sandbox: &str, kind: &str) -> Vec<Value> {
+        let events = self.json(&["events", sandbox]);
+        let wanted = format!("sandbox.{kind}");
+        let list = events.as_array().cloned().unwrap_or_else(|| panic!("events are a list: {events}"));
+        list.into_iter().filter(|event| kind.is_empty() || event["type"] == wanted.as_str()).collect()
+    }
+
+    /// The environment of the daemon and the command line.
+    pub fn env(&self) -> Vec<(String, String)> {
+        let shared = workspace().join("target/e2e");
+        let path = |path: PathBuf| path.to_string_lossy().into_owned();
+        let or = |name: &str, default: PathBuf| std::env::var(name).unwrap_or_else(|_| path(default));
+        vec![
+            ("DORMOUSE_DATA".to_owned(), path(self.data())),
+            ("DORMOUSE_IMAGES".to_owned(), or("DORMOUSE_IMAGES", shared.join("images"))),
+            ("DORMOUSE_TEMPLATES".to_owned(), or("DORMOUSE_TEMPLATES", shared.join("templates"))),
+        ]
+    }
+
+    /// Deletes every sandbox, ends the daemon, and looks that nothing is left.
+    #[track_caller]
+    fn tear_down(&mut self) {
+        if self.daemon.is_none() {
+            return;
+        }
+        let all = self.json(&["sandboxes", "list"]);
+        for sandbox in all.as_array().into_iter().flatten() {
+            self.ok(&["sandboxes", "delete", sandbox["id"].as_str().expect("an id")]);
+        }
+        self.stop_daemon();
+        assert_eq!(proc::qemus_below(&self.data()), Vec::<i32>::new(), "QEMUs are left");
+        assert_eq!(crate::net::taps(), Vec::<String>::new(), "taps are left");
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("--- daemon log ---\n{}", self.daemon_log());
+        }
+        if let Some(mut daemon) = self.daemon.take() {
+            // A failed test still ends what it has started; nothing more can be done about errors here.
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        for pid in proc::qemus_below(&self.data()) {
+            proc::kill(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Root of the workspace.
+pub fn workspace() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+/// The program under test: `DORMOUSE_BIN`, or the one beside the test.
+fn dormouse() -> PathBuf {
+    std::env::var_os("DORMOUSE_BIN").map_or_else(|| workspace().join("target/debug/dormouse"), PathBuf::from)
+}

@@ -1,0 +1,118 @@
+//! The test's own network: taps, rules, HTTP by hand.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::wait::WAIT_MAX;
+
+/// Names of the guests' taps in this network namespace.
+pub fn taps() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/proc/self/net/dev_snmp6") else { return taps_by_ip() };
+    drop(entries);
+    taps_by_ip()
+}
+
+fn taps_by_ip() -> Vec<String> {
+    let listing = output("ip", &["-o", "link", "show"]);
+    let mut taps: Vec<String> = listing
+        .lines()
+        .filter_map(|line| line.split(": ").nth(1))
+        .map(|name| name.split('@').next().unwrap_or(name).to_owned())
+        .filter(|name| name.starts_with("dmouse"))
+        .collect();
+    taps.sort();
+    taps
+}
+
+/// The rules as text.
+pub fn rules() -> String {
+    output("nft", &["list", "ruleset"])
+}
+
+/// Standard output of a program that must succeed.
+#[track_caller]
+pub fn output(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program).args(arguments).output().expect("program starts");
+    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// An HTTP answer.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// Status code.
+    pub status: u16,
+    /// Head as text.
+    pub head: String,
+    /// Body as text.
+    pub body: String,
+}
+
+impl Answer {
+    /// Value of a header.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            key.eq_ignore_ascii_case(name).then(|| value.trim())
+        })
+    }
+}
+
+/// Asks once with a fresh connection and no retries.
+pub fn http(server: SocketAddr, host: &str, path: &str) -> std::io::Result<Answer> {
+    let mut stream = TcpStream::connect(server)?;
+    stream.set_read_timeout(Some(WAIT_MAX))?;
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    parse(&bytes).ok_or_else(|| std::io::Error::other(format!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes))))
+}
+
+/// Follows a link that `dormouse link` printed.
+pub fn follow(link: &str) -> std::io::Result<Answer> {
+    let (authority, server) = split_link(link);
+    http(server, &authority, "/")
+}
+
+/// Host header and address of a link; every `*.localhost` is this machine.
+#[track_caller]
+pub fn split_link(link: &str) -> (String, SocketAddr) {
+    let rest = link.trim().strip_prefix("http://").expect("an http link");
+    let authority = rest.split('/').next().expect("a host");
+    let port = authority.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port");
+    (authority.to_owned(), SocketAddr::from(([127, 0, 0, 1], port)))
+}
+
+/// Connects, with a bound.
+#[track_caller]
+pub fn connect(address: &str, port: u16) -> TcpStream {
+    let address = SocketAddr::new(address.parse().expect("an address"), port);
+    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).expect("connects");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
+    stream.set_nodelay(true).expect("no delay");
+    stream
+}
+
+fn parse(bytes: &[u8]) -> Option<Answer> {
+    let text = String::from_utf8_lossy(bytes);
+    let (head, body) = text.split_once("\r\n\r\n")?;
+    let status = head.split(' ').nth(1)?.parse().ok()?;
+    let chunked = head.to_ascii_lowercase().contains("transfer-encoding: chunked");
+    let body = if chunked { unchunk(body)? } else { body.to_owned() };
+    Some(Answer { status, head: head.to_owned(), body })
+}
+
+fn unchunk(mut rest: &str) -> Option<String> {
+    let mut body = String::new();
+    loop {
+        let (size, after) = rest.split_once("\r\n")?;
+        let size = usize::from_str_radix(size.split(';').next()?.trim(), 16).ok()?;
+        if size == 0 {
+            return Some(body);
+        }
+        body.push_str(after.get(..size)?);
+        rest = after.get(size..)?.strip_prefix("\r\n")?;
+    }
+}

@@ -1,0 +1,28 @@
+//! Waiting for a state, bounded.
+
+use std::time::{Duration, Instant};
+
+/// The longest that any state is waited for: only a hang takes this long, even on a machine that does other work.
+pub const WAIT_MAX: Duration = Duration::from_secs(180);
+
+/// How often a state is looked at.
+pub const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Looks until `look` finds something; panics with `what` when it takes too long.
+#[track_caller]
+pub fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> T {
+    within(WAIT_MAX, what, look)
+}
+
+/// As [`until`] with a bound of its own.
+#[track_caller]
+pub fn within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(begun.elapsed() < limit, "waited {} s in vain for: {what}", limit.as_secs());
+        std::thread::park_timeout(LOOK_EVERY);
+    }
+}
