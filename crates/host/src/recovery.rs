@@ -22,7 +22,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::{Event, SandboxId};
 use lifecycle::{FailureCode, Recovered, SleepCause, Tier, Time};
@@ -48,6 +48,8 @@ use crate::timeline::Timeline;
 
 /// How long the kernel may take to end a killed process.
 const END_LIMIT: Duration = Duration::from_secs(30);
+/// How often is looked whether it has.
+const END_LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// Takes up every sandbox below the data folder.
 pub(crate) async fn recover(
@@ -340,11 +342,16 @@ async fn end_process(process: &ProcessId) -> std::io::Result<()> {
         return Ok(());
     }
     rustix::process::pidfd_send_signal(&pidfd, rustix::process::Signal::KILL)?;
-    let ended = tokio::io::unix::AsyncFd::register_with_interest(pidfd, tokio::io::Interest::READABLE)?;
-    match tokio::time::timeout(END_LIMIT, ended.readable()).await {
-        Ok(ready) => ready.map(drop),
-        Err(_) => Err(std::io::Error::new(std::io::ErrorKind::TimedOut, format!("it did not end within {END_LIMIT:?}"))),
+    let killed = Instant::now();
+    // Not ours to wait for: a state is all that is known of another's child, and a zombie counts as ended.
+    while process.state() != ProcessState::Dead {
+        if killed.elapsed() > END_LIMIT {
+            let error = format!("it did not end within {END_LIMIT:?}");
+            return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, error));
+        }
+        tokio::time::sleep(END_LOOK_EVERY).await;
     }
+    Ok(())
 }
 
 /// Removes what a creation or copy that was cut off has left.
