@@ -7,7 +7,7 @@ use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::Instant;
 
 use crate::build::Programs;
@@ -53,12 +53,12 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             install(&programs)
         })?;
     step(&format!("4/6 guest image in {}", data.display()), || {
-        process::run(dormouse(&installed, &data, options).args(["images", "build"]))
+        process::run(dormouse(&installed, &data).args(["images", "build"]))
     })?;
     step(&format!("5/6 daemon at {}", options.listen), || start(&installed, &data, options))?;
     step(
         "6/6 a first sandbox (the very first boots the template; all others are copies of it)",
-        || first_sandbox(&installed, &data, options),
+        || first_sandbox(&installed, &data),
     )?;
 
     let log = Daemon::over(&data).log();
@@ -114,10 +114,14 @@ fn install(programs: &Programs) -> Result<PathBuf> {
     Ok(installed)
 }
 
-/// A command line of `dormouse` that finds this data folder and this daemon.
-pub(crate) fn dormouse(program: &Path, data: &Path, options: &Options) -> Command {
+/// A command line of `dormouse` that finds this data folder and the daemon over it.
+fn dormouse(program: &Path, data: &Path) -> Command {
     let mut command = Command::new(program);
-    command.env("DORMOUSE_DATA", data).env("DORMOUSE_LISTEN", &options.listen);
+    // Whatever else the person who runs this has set for other daemons.
+    for name in ["DORMOUSE_SOCKET", "DORMOUSE_URL", "DORMOUSE_TOKEN", "DORMOUSE_IMAGES"] {
+        command.env_remove(name);
+    }
+    command.env("DORMOUSE_DATA", data);
     command
 }
 
@@ -139,7 +143,7 @@ fn start(program: &Path, data: &Path, options: &Options) -> Result<()> {
     remember_forwarding(data)?;
     daemon.start(program, &options.listen)?;
     // What this machine lacks is better said now than by a sandbox that fails.
-    process::run(dormouse(program, data, options).arg("doctor").stdout(Stdio::inherit()))
+    process::run(dormouse(program, data).arg("doctor"))
 }
 
 /// Writes down whether the host forwarded packets before it had guests; once, for the first answer is the true one.
@@ -158,11 +162,11 @@ fn remember_forwarding(data: &Path) -> Result<()> {
 }
 
 /// Creates a sandbox, runs a command in it, deletes it.
-fn first_sandbox(program: &Path, data: &Path, options: &Options) -> Result<()> {
+fn first_sandbox(program: &Path, data: &Path) -> Result<()> {
     let name = format!("hello-{}", std::process::id());
     let timed = |what: &str, arguments: &[&str]| -> Result<String> {
         let begun = Instant::now();
-        let output = process::output(dormouse(program, data, options).args(arguments))?;
+        let output = process::output(dormouse(program, data).args(arguments))?;
         eprintln!("    {what}: {:.2} s", begun.elapsed().as_secs_f64());
         Ok(output)
     };

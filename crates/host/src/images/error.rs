@@ -159,7 +159,7 @@ pub enum ImageError {
 
     /// A name that is no digest.
     #[error(
-        "`{text}` is not an image: its name is 64 hexadecimal digits, see `dormouse images list`"
+        "`{text}` is not an image: its name is `default`, or the 64 hexadecimal digits that `dormouse images build` printed"
     )]
     BadId {
         /// As given, shortened.
