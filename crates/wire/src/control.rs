@@ -171,10 +171,10 @@ pub enum Step {
     Entropy,
     /// Host name, machine id, `/etc/hosts`.
     Identity,
+    /// A fork's copies of its parent's connections, cut while the card is down so that the parent's peers hear nothing.
+    Connections,
     /// Card, address, routes, neighbour, name servers.
     Network,
-    /// A fork's copies of its parent's connections.
-    Connections,
     /// The user's programs go on.
     Thaw,
 }

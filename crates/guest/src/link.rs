@@ -1,0 +1,348 @@
+//! The guest's end of the link: one reader, one writer, and the table of channels.
+//!
+//! A handler's task is the channel: when the host resets the channel, or another host takes the link over, the task is
+//! aborted, and whatever it held (a half-written file, a connection) is undone by being dropped. Execs are no handler's:
+//! they live in [`Agent`].
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tokio::{
+    sync::mpsc,
+    task::{AbortHandle, JoinHandle},
+};
+use wire::{
+    CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, LinkId, Request, ToGuest,
+    ToHost, Wake,
+};
+
+use crate::{
+    agent::Agent,
+    channel::{Inbox, Outbox, Shared},
+    failure::failure,
+    port::Transport,
+    serve::{self, End},
+};
+
+/// Bytes read at a time, and bytes gathered into one write at least, if there are as many.
+const CHUNK: usize = 64 * 1024;
+
+/// Serves a transport until it ends, which a virtio-serial port never does.
+///
+/// # Errors
+/// When the transport fails.
+pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<()> {
+    let transport = Arc::new(transport);
+    let (frames, frame_queue) = mpsc::unbounded_channel();
+    let (controls, control_queue) = mpsc::unbounded_channel();
+    let epoch = Arc::new(AtomicU64::new(0));
+    let out = Outgoing { frames, epoch: 0 };
+    let writing = AbortOnDrop(tokio::spawn(write(
+        Arc::clone(&transport),
+        frame_queue,
+        control_queue,
+        Arc::clone(&epoch),
+    )));
+    let mut link =
+        Link { agent, id: None, epoch, out, controls, table: Arc::default(), quiescing: None };
+    let mut decoder = Decoder::default();
+    let mut chunk = vec![0; CHUNK];
+    loop {
+        let read = transport.read(&mut chunk).await?;
+        if read == 0 {
+            link.forget();
+            drop(writing);
+            return Ok(());
+        }
+        decoder.push(&chunk[..read]);
+        while let Some(frame) = decoder.next_frame() {
+            link.handle(frame);
+        }
+    }
+}
+
+/// Where frames of channels go. Bounded by credit: no channel puts more than its window in.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing {
+    frames: mpsc::UnboundedSender<(u64, Frame)>,
+    epoch: u64,
+}
+
+impl Outgoing {
+    pub(crate) fn frame(&self, frame: Frame) {
+        // Without a writer the whole link is over, and so is the caller.
+        let _over = self.frames.send((self.epoch, frame));
+    }
+}
+
+struct Link {
+    agent: Arc<Agent>,
+    id: Option<LinkId>,
+    /// Goes up with each `Hello`; frames of an earlier one are dropped by the writer.
+    epoch: Arc<AtomicU64>,
+    out: Outgoing,
+    controls: mpsc::UnboundedSender<Control>,
+    table: Arc<Mutex<HashMap<u32, Entry>>>,
+    quiescing: Option<AbortHandle>,
+}
+
+struct Entry {
+    shared: Arc<Shared>,
+    /// None after the host's end.
+    data: Option<mpsc::UnboundedSender<Vec<u8>>>,
+    task: Option<AbortHandle>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if let Some(task) = &self.task {
+            task.abort();
+        }
+    }
+}
+
+struct Control {
+    bytes: Vec<u8>,
+    hold: Option<bool>,
+}
+
+impl Link {
+    fn handle(&mut self, frame: Frame) {
+        match frame.kind {
+            FrameKind::Control => match wire::decode(&frame.payload) {
+                Ok(message) => self.control(message),
+                Err(error) => eprintln!("control message not understood: {error}"),
+            },
+            FrameKind::Open => self.open(&frame),
+            FrameKind::Data => {
+                let mut table = table(&self.table);
+                let Some(entry) = table.get(&frame.channel) else { return };
+                let within = entry.shared.window().receive(frame.payload.len()).is_ok();
+                match &entry.data {
+                    // A handler that has answered and gone takes no more; the host will see the answer and reset.
+                    Some(data) if within => drop(data.send(frame.payload)),
+                    _ => {
+                        table.remove(&frame.channel);
+                        self.out.frame(Frame::empty(FrameKind::Reset, frame.channel));
+                    }
+                }
+            }
+            FrameKind::Credit => {
+                if let Some(entry) = table(&self.table).get(&frame.channel)
+                    && let Some(bytes) = frame.credit_bytes()
+                {
+                    entry.shared.grant(bytes);
+                }
+            }
+            FrameKind::Fin => {
+                let mut table = table(&self.table);
+                if let Some(entry) = table.get_mut(&frame.channel) {
+                    entry.data = None;
+                    if entry.task.is_none() {
+                        table.remove(&frame.channel);
+                    }
+                }
+            }
+            FrameKind::Reset => drop(table(&self.table).remove(&frame.channel)),
+            FrameKind::Message => {}
+        }
+    }
+
+    fn control(&mut self, message: ToGuest) {
+        match message {
+            ToGuest::Hello(hello) => {
+                self.forget();
+                self.id = Some(hello.link);
+                let quiesced = self.agent.quiesced();
+                let answer = GuestHello {
+                    link: hello.link,
+                    versions: wire::VERSIONS,
+                    agent: env!("CARGO_PKG_VERSION").to_owned(),
+                    boot: self.agent.boot(),
+                    quiesced,
+                };
+                // A half frame of ours may be on its way to a host that never saw its beginning, and may end in bytes that
+                // look like the beginning of another. A quiesced guest has none.
+                let mut bytes = if quiesced { Vec::new() } else { wire::frame::preamble() };
+                append_control(&mut bytes, &ToHost::Hello(answer));
+                self.say(Control { bytes, hold: Some(quiesced) });
+            }
+            ToGuest::Quiesce(quiesce) => {
+                if let Some(earlier) = self.quiescing.take() {
+                    earlier.abort();
+                }
+                let agent = Arc::clone(&self.agent);
+                let controls = self.controls.clone();
+                let task = tokio::spawn(async move {
+                    let quiesced = agent.quiesce(quiesce).await;
+                    let mut bytes = Vec::new();
+                    append_control(&mut bytes, &ToHost::Quiesced(quiesced));
+                    let _over = controls.send(Control { bytes, hold: Some(true) });
+                });
+                self.quiescing = Some(task.abort_handle());
+            }
+            ToGuest::Wake(wake) => self.wake(&wake),
+        }
+    }
+
+    fn wake(&mut self, wake: &Wake) {
+        if self.id != Some(wake.link) {
+            // A host that resumes what it never had. Its wait ends by its limit.
+            eprintln!("wake for another link: {:?}", wake.link);
+            return;
+        }
+        // What it writes to the disk in the background does no harm.
+        if let Some(quiescing) = self.quiescing.take() {
+            quiescing.abort();
+        }
+        let woke = self.agent.wake(wake);
+        let hold = (!woke.running).then_some(true).or(Some(false));
+        let mut bytes = Vec::new();
+        append_control(&mut bytes, &ToHost::Woke(woke));
+        self.say(Control { bytes, hold });
+    }
+
+    fn open(&mut self, frame: &Frame) {
+        let id = frame.channel;
+        let (data, inbox) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared::default());
+        let inbox = Inbox { id, shared: Arc::clone(&shared), data: inbox, out: self.out.clone() };
+        let outbox = Outbox { id, shared: Arc::clone(&shared), out: self.out.clone() };
+        let mut entries = table(&self.table);
+        if entries.contains_key(&id) || id == 0 {
+            self.out.frame(Frame::empty(FrameKind::Reset, id));
+            return;
+        }
+        let full = entries.len() >= CHANNELS_MAX;
+        let request = wire::decode::<Request>(&frame.payload);
+        let host_sends = request.as_ref().is_ok_and(Request::host_sends);
+        let agent = Arc::clone(&self.agent);
+        let out = self.out.clone();
+        let table_ = Arc::clone(&self.table);
+        let task = async move {
+            let end = match request {
+                _ if full => {
+                    let message = format!("more than {CHANNELS_MAX} channels at once");
+                    outbox.fail(failure(FailureCode::TooMany, None, message)).await;
+                    End::Fin
+                }
+                Ok(request) => serve::request(&agent, request, inbox, &outbox).await,
+                Err(error) => {
+                    let message = format!("request not understood by this agent: {error}");
+                    outbox.fail(failure(FailureCode::Unsupported, None, message)).await;
+                    End::Fin
+                }
+            };
+            let mut entries = table(&table_);
+            let Some(entry) = entries.get_mut(&id) else { return };
+            entry.task = None;
+            match end {
+                End::Fin | End::Sent => {
+                    if end == End::Fin {
+                        out.frame(Frame::empty(FrameKind::Fin, id));
+                    }
+                    if entry.data.is_none() {
+                        entries.remove(&id);
+                    }
+                }
+                End::Reset => {
+                    out.frame(Frame::empty(FrameKind::Reset, id));
+                    entries.remove(&id);
+                }
+            }
+        };
+        // The task takes the table's lock only at its end, so it finds its entry even if it runs at once.
+        let task = tokio::spawn(task);
+        let data = host_sends.then_some(data);
+        entries.insert(id, Entry { shared, data, task: Some(task.abort_handle()) });
+    }
+
+    /// Drops all channels.
+    fn forget(&mut self) {
+        self.out.epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(quiescing) = self.quiescing.take() {
+            quiescing.abort();
+        }
+        table(&self.table).clear();
+    }
+
+    fn say(&self, control: Control) {
+        let _over = self.controls.send(control);
+    }
+}
+
+fn table(table: &Mutex<HashMap<u32, Entry>>) -> MutexGuard<'_, HashMap<u32, Entry>> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn append_control(bytes: &mut Vec<u8>, message: &ToHost) {
+    let written = wire::encode(message)
+        .map(|payload| Frame { kind: FrameKind::Control, channel: 0, payload }.write_to(bytes));
+    match written {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => eprintln!("control message not sent: {error}"),
+        Err(error) => eprintln!("control message not sent: {error}"),
+    }
+}
+
+/// Writes control messages first, then frames of channels unless held. A host that is not there holds this task only.
+async fn write<T: Transport>(
+    transport: Arc<T>,
+    mut frames: mpsc::UnboundedReceiver<(u64, Frame)>,
+    mut controls: mpsc::UnboundedReceiver<Control>,
+    epoch: Arc<AtomicU64>,
+) {
+    let mut hold = true;
+    loop {
+        let mut bytes = Vec::new();
+        tokio::select! {
+            biased;
+            control = controls.recv() => {
+                let Some(control) = control else { return };
+                bytes = control.bytes;
+                hold = control.hold.unwrap_or(hold);
+            }
+            Some((of, frame)) = frames.recv(), if !hold => {
+                let now = epoch.load(Ordering::Relaxed);
+                append(&mut bytes, now, of, &frame);
+                while bytes.len() < CHUNK
+                    && let Ok((of, frame)) = frames.try_recv()
+                {
+                    append(&mut bytes, now, of, &frame);
+                }
+            }
+        }
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            match transport.write(rest).await {
+                Ok(written) => rest = &rest[written..],
+                Err(error) => {
+                    eprintln!("write to host: {error}");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn append(bytes: &mut Vec<u8>, now: u64, of: u64, frame: &Frame) {
+    if of == now
+        && let Err(error) = frame.write_to(bytes)
+    {
+        eprintln!("frame not sent: {error}");
+    }
+}
+
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
