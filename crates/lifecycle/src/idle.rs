@@ -49,6 +49,8 @@ pub(crate) struct Facts {
     sample_at: Option<Time>,
     /// Used CPU, oldest first. May begin with the value from before it slept.
     cpu: VecDeque<(Time, u64)>,
+    /// Since when the CPU has been quiet, if that is longer than [`Facts::cpu`] goes back.
+    cpu_quiet_from: Option<Time>,
     tcp: u32,
     tcp_seen_at: Option<Time>,
     /// When the earliest timer is due, or was.
@@ -87,6 +89,7 @@ impl Facts {
             packet_at: None,
             sample_at: None,
             cpu: VecDeque::new(),
+            cpu_quiet_from: None,
             tcp: 0,
             tcp_seen_at: None,
             timer_due: None,
@@ -123,6 +126,11 @@ impl Facts {
 
     pub(crate) fn sleep_failed(&mut self, until: Time, code: FailureCode) {
         self.sleep_failed = Some((until, code));
+    }
+
+    /// What was quiet by the old settings may not be so by the new ones.
+    pub(crate) fn settings_changed(&mut self) {
+        self.cpu_quiet_from = None;
     }
 
     pub(crate) fn needed(&mut self, now: Time) {
@@ -177,7 +185,9 @@ impl Facts {
     /// `hold_counts`: whether lowering the last hold begins a new quiet time (not after a notice with `cap`, S13).
     pub(crate) fn sample(&mut self, now: Time, sample: Sample, policy: &Policy, hold_counts: bool) {
         self.sample_at = Some(now);
-        self.push_cpu(now, sample.cpu_usec, policy.sleep_after_ms.unwrap_or(0));
+        let window_ms = policy.sleep_after_ms.unwrap_or(0);
+        self.push_cpu(now, sample.cpu_usec, window_ms);
+        self.cpu_quiet_from = self.cpu_quiet_since(window_ms).map(|(since, _)| since);
 
         self.tcp = sample.outbound_tcp;
         if sample.outbound_tcp > 0 {
@@ -203,6 +213,7 @@ impl Facts {
     fn push_cpu(&mut self, now: Time, used: u64, window_ms: u64) {
         if self.cpu.back().is_some_and(|&(_, before)| used < before) {
             self.cpu.clear();
+            self.cpu_quiet_from = None;
         }
         // The newest is always kept, and those before it in steps.
         let step_ms = window_ms / 64;
@@ -236,7 +247,9 @@ impl Facts {
             let permille = (total - first) / newest.ms_since(oldest).max(1);
             u32::try_from(permille).unwrap_or(u32::MAX)
         });
-        Some((self.cpu[quiet].0, permille))
+        let since = self.cpu[quiet].0;
+        let longer = self.cpu_quiet_from.filter(|_| quiet == 0);
+        Some((longer.map_or(since, |from| from.min(since)), permille))
     }
 }
 
@@ -252,7 +265,8 @@ pub(crate) fn sandbox_verdict(policy: &Policy, facts: &Facts, now: Time) -> Verd
     if policy.sleep_after_ms.is_none() {
         awake.open(Reason::NeverSleeps);
     }
-    awake.quiet_since(facts.awake_since.max(facts.needed_at), Reason::JustWoke);
+    let woke = facts.awake_since.max(facts.needed_at);
+    awake.quiet_since(woke, Reason::JustWoke);
     for kind in CallKind::ALL {
         let count = facts.calls(kind);
         if count > 0 {
@@ -274,8 +288,9 @@ pub(crate) fn sandbox_verdict(policy: &Policy, facts: &Facts, now: Time) -> Verd
     }
     match facts.cpu_quiet_since(awake.window_ms) {
         Some((since, Some(permille))) => awake.quiet_since(since, Reason::Cpu { permille }),
-        Some((since, None)) => awake.quiet_since_silently(since),
-        None => {}
+        // Quiet for as long as is known. If that began later than all else, it is this that lacks.
+        Some((since, None)) if since > woke => awake.quiet_since(since, Reason::NoSample),
+        Some((_, None)) | None => {}
     }
     if !facts.has_sample(now, SAMPLE_FRESH_MS) {
         awake.open(Reason::NoSample);
@@ -319,23 +334,16 @@ impl Gathering {
         }
     }
 
-    /// Counts, but is no reason that a person would want to read.
-    fn quiet_since_silently(&mut self, since: Time) {
-        self.base = self.base.map(|base| base.max(since.plus_ms(self.window_ms)));
-    }
-
     /// A timer counts from [`TIMER_NEAR_MS`] before it is due until it is due, and then like everything for the quiet
     /// window: what it starts must not be stopped halfway.
     fn timers(&mut self, facts: &Facts) {
-        if let Some(near_until) = facts.timer_near_until {
-            self.quiet_since(near_until, Reason::Timer { due: near_until });
-        }
-        if let Some(due) = facts.timer_due {
+        let counts = |due: &Time| {
             let near_from = due.minus_ms(TIMER_NEAR_MS);
-            let counts = near_from <= self.now || self.base.is_some_and(|base| near_from <= base);
-            if counts {
-                self.quiet_since(due, Reason::Timer { due });
-            }
+            near_from <= self.now || self.base.is_some_and(|base| near_from <= base)
+        };
+        let due = facts.timer_due.filter(counts).max(facts.timer_near_until);
+        if let Some(due) = due {
+            self.quiet_since(due, Reason::Timer { due });
         }
     }
 

@@ -65,7 +65,7 @@ pub enum Reason {
     },
     /// Programs in it have been told that it sleeps soon.
     Noticed,
-    /// The guest has not said lately what it does, so nobody can tell that it is idle.
+    /// The guest has not said lately, or not yet for long enough, what it does, so nobody can tell that it is idle.
     NoSample,
     /// The last try to put it to sleep failed.
     SleepFailed {
@@ -74,7 +74,7 @@ pub enum Reason {
     },
     /// It is being copied for a fork or a snapshot.
     Capturing,
-    /// Nothing holds it any more: it is being put to sleep.
+    /// Nothing holds it any more: it is being put to sleep, or about to be.
     FallingAsleep,
 }
 
@@ -124,7 +124,7 @@ impl fmt::Display for Reason {
             Self::Held { count: 1 } => f.write_str("its guest holds it awake (1 hold)"),
             Self::Held { count } => write!(f, "its guest holds it awake ({count} holds)"),
             Self::Noticed => f.write_str("its programs were told that it sleeps soon"),
-            Self::NoSample => f.write_str("its guest has not said lately what it does"),
+            Self::NoSample => f.write_str("it is not known yet whether its programs are idle"),
             Self::SleepFailed { code } => {
                 write!(f, "it could not be put to sleep ({})", code.as_str())
             }

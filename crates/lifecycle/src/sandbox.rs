@@ -123,7 +123,7 @@ struct Noticed {
 
 /// Construction.
 impl Sandbox {
-    /// A new sandbox; its first order is [`Work::Create`].
+    /// A new sandbox; its first order is [`Work::Create`](crate::Work::Create).
     pub fn create(now: Time, policy: Policy) -> Self {
         let mut sandbox = Self::blank(now, policy, Phase::Deleted);
         sandbox.start(now, Start::Create, None);
@@ -159,6 +159,14 @@ impl Sandbox {
         }
         sandbox.settle(now);
         sandbox
+    }
+
+    /// With what [`Sandbox::last_death`] said before the daemon ended, so that a machine that was lost stays told (S24).
+    /// Only for what [`Sandbox::recover`] gave.
+    #[must_use]
+    pub fn with_last_death(mut self, death: Option<Death>) -> Self {
+        self.last_death = death.or(self.last_death);
+        self
     }
 
     fn blank(now: Time, policy: Policy, phase: Phase) -> Self {

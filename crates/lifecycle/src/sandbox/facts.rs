@@ -16,7 +16,8 @@ impl Sandbox {
         self.settle(now);
     }
 
-    /// Packets that count (S2) crossed its network link.
+    /// Packets that count (S2) crossed its network link while it is awake. One that comes for it while it is not, or not
+    /// for long any more, is a [`Cause::Packet`](crate::Cause::Packet) for [`Sandbox::handle_need`].
     pub fn handle_packets(&mut self, now: Time) {
         self.facts.packet(now);
         self.settle(now);

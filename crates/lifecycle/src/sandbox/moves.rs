@@ -3,8 +3,7 @@
 use std::mem;
 
 use super::{LastSleep, LastWake, Sandbox};
-use crate::event::Event;
-use crate::event::What;
+use crate::event::{Event, What};
 use crate::limits::{DEMOTE_RETRY_MS, EVENTS_WAITING_MAX, WAKE_RETRY_MS, WAKE_TRIES_MAX};
 use crate::need::{Cause, Refusal, SleepCause};
 use crate::order::{Attempt, Death, FailureCode, Order, Work};

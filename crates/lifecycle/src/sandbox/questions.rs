@@ -86,6 +86,9 @@ impl Sandbox {
         if matches!(self.phase, Phase::CapturingAwake { .. }) {
             reasons.push(AwakeReason { reason: Reason::Capturing, until: None });
         }
+        if reasons.is_empty() {
+            reasons.push(AwakeReason { reason: Reason::FallingAsleep, until: None });
+        }
         reasons
     }
 
@@ -174,8 +177,8 @@ impl Sandbox {
         }
     }
 
-    /// The number of the machine that exists or is being made: that of the order that made it ([`Work::Create`],
-    /// [`Work::Boot`], or [`Work::Wake`] from disk). A wake from memory goes on with the same machine.
+    /// The number of the machine that exists or is being made: that of the order that made it ([`Work::Create`](crate::Work::Create),
+    /// [`Work::Boot`](crate::Work::Boot), or [`Work::Wake`](crate::Work::Wake) from disk). A wake from memory goes on with the same machine.
     pub fn machine(&self) -> Option<Attempt> {
         self.machine
     }

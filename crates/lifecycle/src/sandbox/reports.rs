@@ -1,6 +1,7 @@
 //! What the host says about its orders and machines: the table of reports.
 
 use super::Sandbox;
+use super::moves::doubled;
 use crate::event::What;
 use crate::limits::{DEMOTE_RETRY_MS, DESTROY_RETRY_MS, DESTROY_RETRY_MS_MAX, SLEEP_RETRY_MS};
 use crate::need::Refusal;
@@ -168,7 +169,7 @@ impl Sandbox {
                 self.tell(now, What::Deleted);
             }
             (Phase::Deleting { attempt, failed_tries, .. }, Report::Failed { code, .. }) => {
-                let wait_ms = super::moves::doubled(DESTROY_RETRY_MS, failed_tries).min(DESTROY_RETRY_MS_MAX);
+                let wait_ms = doubled(DESTROY_RETRY_MS, failed_tries).min(DESTROY_RETRY_MS_MAX);
                 self.phase = Phase::Deleting {
                     attempt,
                     failed_tries: failed_tries.saturating_add(1),

@@ -176,6 +176,7 @@ impl Sandbox {
     /// New settings, in force at once (S6).
     pub fn handle_policy(&mut self, now: Time, policy: Policy) {
         self.policy = policy;
+        self.facts.settings_changed();
         self.noticed = None;
         self.settle(now);
     }

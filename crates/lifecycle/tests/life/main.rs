@@ -1,0 +1,14 @@
+//! The life of a sandbox, tested from outside as a host drives it.
+//!
+//! - `table`: every phase times everything that can happen, as text.
+//! - `histories`: random histories against a world that counts machines and memories.
+//! - `month`: a month in a few seconds.
+//! - `rules`, `holds`: the S-rules, one test or more each, named after them.
+
+mod histories;
+mod holds;
+mod month;
+mod obedient;
+mod rules;
+mod table;
+mod world;
