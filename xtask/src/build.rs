@@ -6,12 +6,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use serde::Deserialize;
 
 use crate::failure::{Context, Failure, Result};
-use crate::layout::{self, GUEST_AGENT, PROGRAM};
+use crate::layout::{self, GUEST_AGENT};
 use crate::process::{self, step};
 
 /// The only kind of machine there is so far, for hosts and guests alike.
@@ -43,7 +43,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 pub(crate) fn build(profile: &str) -> Result<Programs> {
     let mut command = process::cargo();
     command.args(["build", "--locked", "--package", "dormouse", "--profile", profile]);
-    let dormouse = built(&mut command, PROGRAM)?;
+    let dormouse = built(&mut command)?;
 
     let mut command = process::cargo();
     command.args([
@@ -59,28 +59,33 @@ pub(crate) fn build(profile: &str) -> Result<Programs> {
     ]);
     command.env("RUSTFLAGS", "-C target-feature=+crt-static");
     command.env_remove("CARGO_ENCODED_RUSTFLAGS");
-    let agent = built(&mut command, GUEST_AGENT)?;
+    let agent = built(&mut command)?;
 
     let guest = dormouse.with_file_name(GUEST_AGENT);
     replace(&agent, &guest)?;
     Ok(Programs { dormouse, guest })
 }
 
-/// Runs `cargo build` and returns where it put the program, as cargo itself says it.
-fn built(command: &mut Command, name: &str) -> Result<PathBuf> {
+/// Runs `cargo build` and returns where it put the one program, as cargo itself says it.
+fn built(command: &mut Command) -> Result<PathBuf> {
     /// What is read of one line of cargo's output.
     #[derive(Deserialize)]
     struct Message {
         executable: Option<PathBuf>,
+        target: Option<Target>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        kind: Vec<String>,
     }
 
-    command.arg("--message-format=json-render-diagnostics").stderr(Stdio::inherit());
+    command.arg("--message-format=json-render-diagnostics");
     let messages = process::output(command)?;
-    messages
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.executable)
-        .find(|path| path.file_name().is_some_and(|file| file == name))
-        .ok_or_else(|| Failure::new(format!("cargo built no program named `{name}`")))
+    let program = |line| {
+        let message = serde_json::from_str::<Message>(line).ok()?;
+        message.target?.kind.iter().any(|kind| kind == "bin").then_some(message.executable?)
+    };
+    messages.lines().find_map(program).ok_or_else(|| Failure::new("cargo built no program"))
 }
 
 /// Puts a copy of `from` at `to` in one step, if it is not there already; a running program is not disturbed.

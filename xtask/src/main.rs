@@ -12,6 +12,7 @@ mod daemon;
 mod down;
 mod failure;
 mod layout;
+mod mutants;
 mod process;
 mod setup;
 mod soak;
@@ -43,6 +44,8 @@ enum Task {
     Check(check::Options),
     /// Everything CI runs: the check, all tests, and the table of rules
     Test(test::Options),
+    /// Plant known faults one at a time and see that a test notices each
+    Mutants(mutants::Options),
     /// Long runs that try to break a promise
     Soak(soak::Options),
     /// How fast it is, each figure beside the same thing done by hand
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Task::Build(options) => build::run(&options),
         Task::Check(options) => check::run(&options),
         Task::Test(options) => test::run(&options),
+        Task::Mutants(options) => mutants::run(&options),
         Task::Soak(options) => soak::run(&options),
         Task::Bench(options) => bench::run(&options),
     };
