@@ -22,6 +22,9 @@ pub enum TakeError {
         /// The tap.
         name: String,
     },
+    /// It was taken, but is not to be used: it is not in our network namespace, for instance.
+    #[error(transparent)]
+    Tap(#[from] crate::tap::TapError),
     /// The system refused.
     #[error("take tap {name} from process {pid}")]
     Take {

@@ -8,6 +8,7 @@ mod device;
 mod injector;
 mod link;
 mod reader;
+mod sys;
 
 pub use crate::descriptor::TakeError;
 pub use activity::ActivityWatch;

@@ -33,7 +33,10 @@ async fn an_hour_asleep_on_disk_is_an_hour_for_the_guest() {
 
     let hour = Duration::from_secs(3600);
     let slept = hour + since.elapsed();
-    let mut machine = Machine::restore(&bench.qemu, &spec, &state, &saved.mark, &fingerprint, slept).await.unwrap();
+    let mut machine =
+        Machine::restore(&bench.qemu, &spec, &state, &saved.mark, &fingerprint, slept)
+            .await
+            .unwrap();
     assert_eq!(machine.guest_state().await.unwrap(), GuestState::Standing);
     let cont = machine.cont().await.unwrap();
     let mut guest = Guest::of(&machine);
@@ -45,7 +48,10 @@ async fn an_hour_asleep_on_disk_is_an_hour_for_the_guest() {
     for (name, jump) in [("monotonic", after.0 - before.0), ("wall", after.1 - before.1)] {
         let expected = hour + real;
         let apart = Duration::from_nanos(jump).abs_diff(expected);
-        assert!(apart < Duration::from_millis(300), "{name} clock moved by {jump} ns, expected {expected:?}");
+        assert!(
+            apart < Duration::from_millis(300),
+            "{name} clock moved by {jump} ns, expected {expected:?}"
+        );
     }
     // The sleep of half an hour is over, as late as the machine was asleep.
     let slept = wait_slept(&mut guest).await;
@@ -104,7 +110,11 @@ async fn a_stopped_process_takes_no_orders_and_goes_on_where_it_was() {
 #[tokio::test(flavor = "multi_thread")]
 async fn s16_each_end_is_told_by_its_cause_within_a_quarter_of_a_second() {
     let bench = Bench::new();
-    for (order, cause) in [("poweroff", ExitCause::Poweroff), ("reboot", ExitCause::Reboot), ("panic", ExitCause::Panic)] {
+    for (order, cause) in [
+        ("poweroff", ExitCause::Poweroff),
+        ("reboot", ExitCause::Reboot),
+        ("panic", ExitCause::Panic),
+    ] {
         let (machine, mut guest) = bench.boot(&bench.spec()).await;
         let mut watch = machine.exit_watch();
         assert_eq!(watch.exited_yet(), None);
@@ -214,7 +224,8 @@ async fn a_damaged_or_foreign_state_is_refused() {
 
     // And the good one is still good.
     std::fs::write(&path, &good).unwrap();
-    let mut machine = Machine::restore(&bench.qemu, &spec, &path, &mark, &fingerprint, no_time).await.unwrap();
+    let mut machine =
+        Machine::restore(&bench.qemu, &spec, &path, &mark, &fingerprint, no_time).await.unwrap();
     machine.cont().await.unwrap();
     assert_eq!(Guest::of(&machine).ask("ping").await, "pong");
     machine.kill().await.unwrap();
@@ -240,15 +251,25 @@ async fn the_console_is_kept_and_kept_short() {
     let spec = bench.spec();
     let (mut machine, mut guest) = bench.boot(&spec).await;
     let console = spec.outlets.console.clone();
-    until("the boot's words", || std::fs::read_to_string(&console).unwrap().contains("guest is up").then_some(())).await;
+    until("the boot's words", || {
+        std::fs::read_to_string(&console).unwrap().contains("guest is up").then_some(())
+    })
+    .await;
     assert_eq!(guest.ask("say 20000").await, "ok");
     assert!(std::fs::metadata(&console).unwrap().len() > vmm::spec::CONSOLE_BYTES_MAX);
     machine.stop_process().await.unwrap();
-    until("the cut", || (std::fs::metadata(&console).unwrap().len() <= vmm::spec::CONSOLE_BYTES_KEPT).then_some(())).await;
+    until("the cut", || {
+        (std::fs::metadata(&console).unwrap().len() <= vmm::spec::CONSOLE_BYTES_KEPT).then_some(())
+    })
+    .await;
     machine.continue_process().await.unwrap();
     assert_eq!(guest.ask("say 1").await, "ok");
     let text = std::fs::read_to_string(&console).unwrap();
-    assert!(text.contains("line 19999 ") && text.contains("line 0 "), "{}", &text[text.len() - 300..]);
+    assert!(
+        text.contains("line 19999 ") && text.contains("line 0 "),
+        "{}",
+        &text[text.len() - 300..]
+    );
     machine.kill().await.unwrap();
 }
 
@@ -273,5 +294,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
 
 fn signal(machine: &Machine, signal: &str) {
     let pid = machine.process().pid.to_string();
-    assert!(std::process::Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill").args(["-s", signal, &pid]).status().unwrap().success()
+    );
 }

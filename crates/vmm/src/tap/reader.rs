@@ -1,44 +1,87 @@
 //! The tap in the place of a sleeping guest.
 
 use std::io;
+use std::os::fd::OwnedFd;
 
-/// A frame from the tap, with its virtio header: whole, as [`super::Injector`] wants it back.
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+use super::sys;
+
+/// A frame from the tap, with the virtio header that says what is still to be done to it: whole, as [`super::Injector`] wants it back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Frame {
-    header: [u8; 10],
-    ethernet: Vec<u8>,
+    /// Header, then Ethernet frame.
+    bytes: Vec<u8>,
 }
+
+/// Bytes of the header that the kernel fills in; the longer form adds a number that only the guest's side uses.
+const SHORT_HEADER: usize = 10;
+/// Largest frame: a segment of 64 KiB, which the kernel passes undivided where the guest can take it, its link head, and the header.
+const FRAME_BYTES_MAX: usize = 65_536 + 64;
 
 impl Frame {
     /// The Ethernet frame, for [`crate::packet::classify`].
     pub fn ethernet(&self) -> &[u8] {
-        &self.ethernet
+        &self.bytes[SHORT_HEADER..]
     }
 
-    /// The virtio header's first ten bytes (checksum and segmentation still to be done).
-    pub fn header(&self) -> &[u8; 10] {
-        &self.header
+    /// Short header and Ethernet frame, as a packet socket takes them.
+    pub(super) fn for_packet_socket(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
-/// Reads and writes a tap's frames.
+/// Reads and writes a tap's frames. A frame that is read is no longer in the queue.
 #[derive(Debug)]
-pub struct Reader {}
+pub struct Reader {
+    fd: AsyncFd<OwnedFd>,
+    space: Vec<u8>,
+}
 
 impl Reader {
+    pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self { fd: crate::pollable::readable(fd)?, space: Vec::new() })
+    }
+
     /// Waits until a frame may be there. Cancel safe.
     pub async fn readable(&self) -> io::Result<()> {
-        unimplemented!()
+        // Readiness is only taken back by a `try_read` that finds nothing.
+        self.fd.readable().await.map(|mut guard| guard.retain_ready())
     }
 
     /// The next frame, if there is one.
     pub fn try_read(&mut self) -> io::Result<Option<Frame>> {
-        unimplemented!()
+        let Self { fd, space } = self;
+        // Kept between frames, not between sleeps: 64 KiB for each of many sleepers that nobody writes to would add up.
+        space.resize(FRAME_BYTES_MAX, 0);
+        match fd.try_io(Interest::READABLE, |fd| Ok(rustix::io::read(fd, &mut *space)?)) {
+            Ok(bytes) => {
+                let header = sys::header_bytes(fd.get_ref())?;
+                let (Some(head), Some(ethernet)) =
+                    (space.get(..SHORT_HEADER), space.get(header..bytes))
+                else {
+                    return Err(io::Error::new(
+                        io::ErrorKind::InvalidData,
+                        format!("frame of {bytes} bytes with a header of {header}"),
+                    ));
+                };
+                Ok(Some(Frame { bytes: [head, ethernet].concat() }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                space.clear();
+                space.shrink_to_fit();
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
-    /// Sends a frame as the guest would.
+    /// Sends an Ethernet frame as the guest would, complete with checksums.
     pub fn write(&self, ethernet: &[u8]) -> io::Result<()> {
-        let _ = ethernet;
-        unimplemented!()
+        let mut bytes = vec![0; sys::header_bytes(self.fd.get_ref())?];
+        bytes.extend_from_slice(ethernet);
+        rustix::io::write(self.fd.get_ref(), &bytes)?;
+        Ok(())
     }
 }

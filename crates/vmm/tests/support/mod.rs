@@ -34,21 +34,30 @@ impl Bench {
             );
         };
         for name in ["vmlinuz", "initrd", "root.ext4"] {
-            assert!(image.join(name).is_file(), "DORMOUSE_TEST_IMAGE: {} is missing", image.join(name).display());
+            assert!(
+                image.join(name).is_file(),
+                "DORMOUSE_TEST_IMAGE: {} is missing",
+                image.join(name).display()
+            );
         }
         let data = std::env::var_os("DORMOUSE_TEST_QEMU_DATA").unwrap_or_default();
         let places = Places {
             binary: std::env::var_os("DORMOUSE_TEST_QEMU").map(PathBuf::from),
             image_tool: None,
-            data_dirs: std::env::split_paths(&data).filter(|path| !path.as_os_str().is_empty()).collect(),
+            data_dirs: std::env::split_paths(&data)
+                .filter(|path| !path.as_os_str().is_empty())
+                .collect(),
         };
         let qemu = Qemu::discover(&places, Known::default()).unwrap();
         // Machines run unprivileged in these tests, so the way to their files must be open.
-        let folder = tempfile::Builder::new().prefix("vmm-").permissions(open_folder()).tempdir().unwrap();
+        let folder =
+            tempfile::Builder::new().prefix("vmm-").permissions(open_folder()).tempdir().unwrap();
         let initrd = folder.path().join("initrd");
         std::fs::write(&initrd, initrd_with_guest(&image.join("initrd"))).unwrap();
-        std::fs::set_permissions(&initrd, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-        let cmdline = format!("{} quiet rdinit=/vmm-guest", vmm::qemu::kernel_parameters(qemu.tsc_khz()));
+        std::fs::set_permissions(&initrd, std::os::unix::fs::PermissionsExt::from_mode(0o644))
+            .unwrap();
+        let cmdline =
+            format!("{} quiet rdinit=/vmm-guest", vmm::qemu::kernel_parameters(qemu.tsc_khz()));
         let boot = BootImage { kernel: image.join("vmlinuz"), initrd, cmdline };
         Self { qemu, image: boot, root: image.join("root.ext4"), folder }
     }
@@ -66,7 +75,11 @@ impl Bench {
             memory: self.path("memory"),
             disk: None,
             network: None,
-            outlets: Outlets { sockets: self.folder.path().to_owned(), console: self.path("console"), log: self.path("log") },
+            outlets: Outlets {
+                sockets: self.folder.path().to_owned(),
+                console: self.path("console"),
+                log: self.path("log"),
+            },
             account: Account { uid: 64_200, gid: 64_200, threads_max: None },
         }
     }
@@ -118,7 +131,10 @@ impl Guest {
         let read = tokio::time::timeout(limit, self.stream.read_line(&mut answer)).await;
         if !matches!(read, Ok(Ok(1..))) {
             let console = std::fs::read(&self.console).unwrap_or_default();
-            panic!("no answer within {limit:?} ({read:?}); console:\n{}", String::from_utf8_lossy(&console));
+            panic!(
+                "no answer within {limit:?} ({read:?}); console:\n{}",
+                String::from_utf8_lossy(&console)
+            );
         }
         answer.trim_end().to_owned()
     }
@@ -159,7 +175,10 @@ fn cpio_entry(archive: &mut Vec<u8>, name: &str, mode: u32, content: &[u8]) {
     archive.extend_from_slice(b"070701");
     let (size, name_size) = (content.len(), name.len() + 1);
     // inode, mode, owner, group, links, time, size, four device numbers, name's size, checksum
-    let head = format!("{1:08x}{mode:08x}{0:08x}{0:08x}{1:08x}{0:08x}{size:08x}{0:08x}{0:08x}{0:08x}{0:08x}{name_size:08x}{0:08x}", 0, 1);
+    let head = format!(
+        "{1:08x}{mode:08x}{0:08x}{0:08x}{1:08x}{0:08x}{size:08x}{0:08x}{0:08x}{0:08x}{0:08x}{name_size:08x}{0:08x}",
+        0, 1
+    );
     archive.extend_from_slice(head.as_bytes());
     archive.extend_from_slice(name.as_bytes());
     archive.push(0);
@@ -179,7 +198,16 @@ fn guest_program() -> PathBuf {
     if !fresh {
         let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
         let made = Command::new(rustc)
-            .args(["--edition", "2024", "-O", "-C", "strip=symbols", "-C", "target-feature=+crt-static", "-o"])
+            .args([
+                "--edition",
+                "2024",
+                "-O",
+                "-C",
+                "strip=symbols",
+                "-C",
+                "target-feature=+crt-static",
+                "-o",
+            ])
             .args([&target, &source])
             .status()
             .unwrap();
