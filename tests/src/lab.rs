@@ -109,6 +109,12 @@ impl Lab {
         daemon.wait().expect("gone");
     }
 
+    /// Takes note of a daemon that has ended by itself.
+    #[track_caller]
+    pub fn reap_daemon(&mut self) {
+        self.daemon.take().expect("a daemon was there").wait().expect("gone");
+    }
+
     /// Asks the daemon to end and waits for it.
     #[track_caller]
     pub fn stop_daemon(&mut self) {
@@ -156,6 +162,19 @@ impl Lab {
     #[track_caller]
     pub fn sh(&self, sandbox: &str, line: &str) -> String {
         self.ok(&["exec", sandbox, "--", "sh", "-c", line]).trim_end_matches('\n').to_owned()
+    }
+
+    /// Writes a file into a sandbox.
+    #[track_caller]
+    pub fn write_file(&self, sandbox: &str, path: &str, text: &str) {
+        let local = self.folder.path().join("put");
+        std::fs::write(&local, text).expect("file written");
+        self.ok(&["files", "put", &local.to_string_lossy(), &format!("{sandbox}:{path}")]);
+    }
+
+    /// The program under test.
+    pub fn program(&self) -> PathBuf {
+        dormouse()
     }
 
     /// What is told about a sandbox.

@@ -11,6 +11,7 @@ pub mod lab;
 pub mod net;
 pub mod proc;
 pub mod wait;
+pub mod witness;
 
 pub use lab::{Lab, isolated};
 pub use wait::until;

@@ -62,7 +62,6 @@ impl Port {
     pub(crate) async fn open(subnet: Subnet, slot: u32) -> io::Result<Self> {
         let name = Subnet::tap(slot);
         let tap = Tap::create(&name).map_err(io::Error::other)?;
-        crate::network::name_gateway(&name).await?;
         Self::with(tap, subnet, slot)
     }
 
@@ -75,6 +74,7 @@ impl Port {
     fn with(tap: Tap, subnet: Subnet, slot: u32) -> io::Result<Self> {
         let setup = LinkSetup {
             gateway: subnet.gateway(),
+            host_mac: crate::network::GATEWAY_MAC,
             guest: subnet.address(slot),
             guest_mac: subnet.mac(slot),
             mtu: MTU,

@@ -93,12 +93,6 @@ impl Network {
     }
 }
 
-/// Gives a tap the hardware address that all guests know their gateway by.
-pub(crate) async fn name_gateway(tap: &str) -> io::Result<()> {
-    let mac = GATEWAY_MAC.map(|byte| format!("{byte:02x}")).join(":");
-    run("ip", &["link", "set", "dev", tap, "address", &mac], "").await
-}
-
 /// Removes our taps but those named; answers how many.
 pub(crate) async fn remove_taps_except(kept: &[String]) -> io::Result<usize> {
     let mut removed = 0;

@@ -1,0 +1,95 @@
+//! Disks that are full, states that are damaged, machines that die.
+
+use e2e::witness::{Witness, nothing_leaks};
+use e2e::{isolated, proc, test_name, until};
+
+#[test]
+fn s24_a_machine_killed_awake_is_lost_and_says_so() {
+    isolated(test_name!(), |lab| {
+        for tier in ["running", "memory"] {
+            let name = format!("w-{tier}");
+            Witness::create(lab, &name);
+            lab.sh(&name, "echo kept > /work/kept; sync");
+            if tier == "memory" {
+                lab.ok(&["sandboxes", "sleep", &name, "--tier", "memory"]);
+            }
+            let qemu = *proc::qemus_below(&lab.data()).last().expect("a QEMU");
+            proc::kill(qemu, rustix::process::Signal::KILL);
+            let view = until("its loss is noticed", || {
+                let view = lab.view(&name);
+                (view["failure_code"] == "machine_lost").then_some(view)
+            });
+            assert_eq!((&view["status"], &view["sleep_tier"]), (&"sleeping".into(), &"off".into()), "{view}");
+            // The next call boots it from its disk.
+            assert_eq!(lab.sh(&name, "cat /work/kept"), "kept");
+            lab.ok(&["sandboxes", "delete", &name]);
+        }
+        nothing_leaks(lab);
+    });
+}
+
+#[test]
+fn s16_a_machine_that_ends_by_itself_is_noticed_and_booted_by_the_next_call() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        for (how, code) in [("b", "reboot"), ("o", "poweroff"), ("c", "panic")] {
+            lab.sh("web", &format!("echo {code} > /work/last; sync"));
+            // The call that waited for the command is told that it was lost, never an exit code.
+            let output = lab.run(&["exec", "web", "--", "sh", "-c", &format!("echo 1 > /proc/sys/kernel/sysrq; echo {how} > /proc/sysrq-trigger; sleep 60")]);
+            let stderr = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{how}: {stderr}");
+            assert!(stderr.contains("ended before"), "{how}: {stderr}");
+            let stopped = until("its end is noticed", || lab.events("web", "stopped").last().cloned());
+            println!("{code}: {stopped}");
+            assert_eq!(lab.sh("web", "cat /work/last"), code);
+        }
+        let codes: Vec<_> = lab.events("web", "stopped").iter().map(|event| event["data"]["code"].clone()).collect();
+        assert_eq!(codes, ["reboot", "poweroff", "panic"]);
+    });
+}
+
+#[test]
+fn s15_a_restart_boots_from_disk_and_keeps_what_was_written() {
+    isolated(test_name!(), |lab| {
+        let witness = Witness::create(lab, "web");
+        lab.sh("web", "echo kept > /work/kept");
+        let before = (lab.view("web")["id"].clone(), lab.ok(&["link", "web", "80"]));
+        lab.ok(&["sandboxes", "restart", "web"]);
+        assert_eq!(lab.sh("web", "cat /work/kept"), "kept");
+        assert_eq!((lab.view("web")["id"].clone(), lab.ok(&["link", "web", "80"])), before);
+        assert_eq!(lab.sh("web", "pgrep -f witness.py || echo gone"), "gone", "{witness:?}");
+        // Also of a sleeping one.
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        lab.ok(&["sandboxes", "restart", "web"]);
+        assert_eq!(lab.sh("web", "hostname; cat /work/kept"), "web\nkept");
+    });
+}
+
+#[test]
+fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
+    isolated(test_name!(), |lab| {
+        Witness::create(lab, "web");
+        lab.sh("web", "echo kept > /work/kept");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        let state = lab.data().join("sandboxes").join(&id).join("state");
+        let mut bytes = std::fs::read(&state).expect("the state");
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 0x40;
+        std::fs::write(&state, bytes).expect("damaged");
+        let output = lab.run(&["exec", "web", "--", "true"]);
+        assert_eq!(output.status.code(), Some(1));
+        let view = lab.view("web");
+        assert_eq!((&view["status"], &view["failure_code"]), (&"failed".into(), &"state_damaged".into()), "{view}");
+        lab.ok(&["sandboxes", "restart", "web"]);
+        assert_eq!(lab.sh("web", "cat /work/kept"), "kept");
+        let view = lab.view("web");
+        assert_eq!(view["status"], "running", "{view}");
+        // A second one is deleted in its failure.
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        std::fs::write(&state, b"nothing of the kind").expect("damaged");
+        assert_eq!(lab.run(&["exec", "web", "--", "true"]).status.code(), Some(1));
+        lab.ok(&["sandboxes", "delete", "web"]);
+        nothing_leaks(lab);
+    });
+}

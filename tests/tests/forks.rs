@@ -1,0 +1,90 @@
+//! Forks: the same memory, lives of their own.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use e2e::{isolated, test_name, until};
+
+/// Forks in each run; the long form asks for 20.
+fn count() -> usize {
+    std::env::var("DORMOUSE_SOAK_FORKS").ok().map_or(3, |text| text.parse().expect("a number"))
+}
+
+/// Draws random bytes and UUIDs in a loop, and notes the first that it draws after each change of its host name.
+const DRAWS: &str = r"
+import os, uuid, time
+name = ''
+while True:
+    drawn = os.urandom(16).hex() + ' ' + str(uuid.uuid4())
+    now = open('/proc/sys/kernel/hostname').read().strip()
+    if now != name:
+        name = now
+        open('/work/drawn.' + now, 'w').write(drawn)
+    time.sleep(0.002)
+";
+
+const ECHO: &str = r"
+import socket
+s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(('0.0.0.0', 7000)); s.listen()
+c, _ = s.accept()
+try:
+    while True:
+        b = c.recv(1)
+        if not b: break
+        c.sendall(b)
+    open('/work/end', 'w').write('closed')
+except OSError as e:
+    open('/work/end', 'w').write(type(e).__name__)
+";
+
+#[test]
+fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "parent", "--sleep-after-seconds", "never"]);
+        lab.write_file("parent", "/work/draws.py", DRAWS);
+        lab.write_file("parent", "/work/echo.py", ECHO);
+        lab.ok(&["exec", "parent", "--background", "--", "python3", "/work/draws.py"]);
+        lab.ok(&["exec", "parent", "--background", "--", "python3", "/work/echo.py"]);
+        lab.sh("parent", "until test -e /work/drawn.parent; do sleep 0.1; done");
+        let address = lab.view("parent")["address"].as_str().expect("an address").to_owned();
+        let mut stream = until("the echo server listens", || TcpStream::connect((address.as_str(), 7000)).ok());
+        stream.set_read_timeout(Some(e2e::wait::WAIT_MAX)).expect("time-out set");
+        let mut echo = |byte: u8| {
+            stream.write_all(&[byte]).expect("sent");
+            let mut back = [0];
+            stream.read_exact(&mut back).expect("echoed");
+            assert_eq!(back[0], byte);
+        };
+        echo(1);
+
+        let mut drawn = BTreeSet::new();
+        let mut who: Vec<BTreeSet<String>> = vec![BTreeSet::new(); 4];
+        for number in 0..count() {
+            // Of a running parent and of sleeping ones in turn.
+            match number % 3 {
+                1 => drop(lab.ok(&["sandboxes", "sleep", "parent", "--tier", "disk"])),
+                2 => drop(lab.ok(&["sandboxes", "sleep", "parent", "--tier", "memory"])),
+                _ => {}
+            }
+            let name = format!("fork{number}");
+            lab.ok(&["fork", "parent", "--name", &name]);
+            let first = lab.sh(&name, &format!("until test -s /work/drawn.{name}; do sleep 0.1; done; cat /work/drawn.{name}"));
+            for part in first.split(' ') {
+                assert!(drawn.insert(part.to_owned()), "{name} drew {part}, as another did");
+            }
+            let facts = ["cat /etc/machine-id", "hostname", "cat /sys/class/net/eth0/address", "ip -4 -o addr show eth0 | awk '{print $4}'"];
+            for (set, fact) in who.iter_mut().zip(facts) {
+                let value = lab.sh(&name, fact);
+                assert!(!value.is_empty(), "{name}: {fact}");
+                assert!(set.insert(value.clone()), "{name}: `{fact}` is {value}, as another's");
+            }
+            // Its copy of the parent's connection is gone; the parent's goes on.
+            let end = lab.sh(&name, "until test -s /work/end; do sleep 0.1; done; cat /work/end");
+            assert!(end.contains("Connection") || end == "closed" || end.contains("Timeout"), "{name}: {end}");
+            echo(u8::try_from(number).unwrap_or(7));
+        }
+        assert_eq!(lab.sh("parent", "test -e /work/end && echo ended || echo goes on"), "goes on");
+    });
+}

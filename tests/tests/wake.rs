@@ -1,0 +1,107 @@
+//! What wakes a sandbox, and what does not.
+
+use std::io::{Read, Write};
+use std::sync::{Arc, Barrier};
+
+use e2e::lab::Lab;
+use e2e::{isolated, net, proc, test_name, until};
+
+/// A sandbox with the counter of the examples on port 8000; answers its link.
+fn counter(lab: &Lab, name: &str) -> String {
+    lab.ok(&["sandboxes", "create", "--name", name, "--sleep-after-seconds", "never"]);
+    lab.ok(&["files", "put", "./examples/counter", &format!("{name}:/work")]);
+    lab.ok(&["exec", name, "--background", "--", "python3", "/work/counter/server.py", "8000"]);
+    let link = lab.ok(&["link", name, "8000"]).trim().to_owned();
+    let answer = net::follow(&link).expect("answered");
+    assert_eq!((answer.status, answer.body.trim()), (200, "1"), "{answer:?}");
+    link
+}
+
+#[test]
+fn s08_fifty_requests_at_once_wake_it_once() {
+    isolated(test_name!(), |lab| {
+        let link = counter(lab, "web");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
+        let start = Arc::new(Barrier::new(50));
+        let threads: Vec<_> = (0..50)
+            .map(|_| {
+                let (start, link) = (Arc::clone(&start), link.clone());
+                std::thread::spawn(move || {
+                    start.wait();
+                    net::follow(&link).expect("answered without a retry")
+                })
+            })
+            .collect();
+        let answers: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let mut numbers: Vec<u32> = answers.iter().map(|answer| answer.body.trim().parse().expect("a number")).collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, (2..52).collect::<Vec<u32>>());
+        assert!(answers.iter().any(|answer| answer.header("server-timing").is_some_and(|value| value.contains("wake;dur="))));
+        assert_eq!(lab.events("web", "woke").len(), 1, "{:?}", lab.events("web", ""));
+        assert_eq!(proc::qemus_below(&lab.data()).len(), 1);
+    });
+}
+
+#[test]
+fn s08_a_packet_wakes_it_and_is_delivered_in_both_tiers() {
+    isolated(test_name!(), |lab| {
+        counter(lab, "web");
+        let address = lab.view("web")["address"].as_str().expect("an address").to_owned();
+        let mut expected = 1;
+        for tier in ["memory", "disk"] {
+            lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
+            let mut stream = net::connect(&address, 8000);
+            stream.write_all(b"GET / HTTP/1.0\r\n\r\n").expect("sent");
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).expect("answered");
+            expected += 1;
+            assert!(answer.trim_end().ends_with(&expected.to_string()), "{tier}: {answer}");
+            let woke = lab.events("web", "woke");
+            let last = woke.last().expect("it woke");
+            assert_eq!(last["data"]["cause"], "packet", "{last}");
+        }
+    });
+}
+
+#[test]
+fn s08_reading_and_listing_wake_nothing_and_hold_nothing_awake() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "3"]);
+        until("it sleeps although it is looked at all the time", || {
+            lab.json(&["sandboxes", "list"]);
+            lab.json(&["events", "web"]);
+            lab.ok(&["why", "web"]);
+            lab.ok(&["logs", "web", "--console"]);
+            (lab.view("web")["status"] == "sleeping").then_some(())
+        });
+        for _ in 0..20 {
+            lab.json(&["sandboxes", "list"]);
+            lab.ok(&["why", "web"]);
+            lab.ok(&["link", "web", "80"]);
+        }
+        assert_eq!(lab.view("web")["status"], "sleeping");
+        assert_eq!(lab.events("web", "woke").len(), 0);
+    });
+}
+
+#[test]
+fn s08_every_kind_of_call_wakes_it() {
+    isolated(test_name!(), |lab| {
+        let link = counter(lab, "web");
+        lab.sh("web", "echo text > /work/file");
+        let calls: [(&str, Box<dyn Fn(&Lab)>); 5] = [
+            ("command", Box::new(|lab| assert_eq!(lab.sh("web", "cat /work/file"), "text"))),
+            ("file read", Box::new(|lab| assert_eq!(lab.ok(&["files", "cat", "web:/work/file"]), "text\n"))),
+            ("file write", Box::new(|lab| lab.write_file("web", "/work/other", "more"))),
+            ("list of files", Box::new(|lab| assert!(lab.ok(&["files", "ls", "web:/work"]).contains("other")))),
+            ("request", Box::new(move |_| assert_eq!(net::follow(&link).expect("answered").status, 200))),
+        ];
+        for (number, (what, call)) in calls.iter().enumerate() {
+            let tier = if number % 2 == 0 { "disk" } else { "memory" };
+            lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
+            call(lab);
+            assert_eq!(lab.events("web", "woke").len(), number + 1, "a {what} wakes it from {tier}");
+        }
+    });
+}
