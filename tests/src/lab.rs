@@ -195,10 +195,10 @@ impl Lab {
     /// The timeline of a sandbox: events of one kind (without `sandbox.`), or all for "".
     #[track_caller]
     pub fn events(&self, sandbox: &str, kind: &str) -> Vec<Value> {
-        let events = self.json(&["events", sandbox]);
+        let text = self.ok(&["events", sandbox, "--json"]);
         let wanted = format!("sandbox.{kind}");
-        let list = events.as_array().cloned().unwrap_or_else(|| panic!("events are a list: {events}"));
-        list.into_iter().filter(|event| kind.is_empty() || event["type"] == wanted.as_str()).collect()
+        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event per line"));
+        events.filter(|event| kind.is_empty() || event["type"] == wanted.as_str()).collect()
     }
 
     /// The environment of the daemon and the command line.

@@ -70,7 +70,7 @@ fn s08_reading_and_listing_wake_nothing_and_hold_nothing_awake() {
         lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "3"]);
         until("it sleeps although it is looked at all the time", || {
             lab.json(&["sandboxes", "list"]);
-            lab.json(&["events", "web"]);
+            lab.events("web", "");
             lab.ok(&["why", "web"]);
             lab.ok(&["logs", "web", "--console"]);
             (lab.view("web")["status"] == "sleeping").then_some(())
