@@ -30,7 +30,8 @@ use crate::{App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, reconci
 
 /// Most open connections per listener; more wait in the kernel's queue.
 pub(crate) const CONNECTIONS_MAX: usize = 8192;
-/// Most bytes of a request's head (line and headers); more is answered with 431.
+/// Most bytes of a request's head (line and headers); more is answered with 431. Looked at after each read, so up to twice
+/// as much may get through.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// Most headers of a request; more is answered with 431.
 pub(crate) const HEADERS_MAX: usize = 100;

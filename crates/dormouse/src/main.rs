@@ -1,3 +1,97 @@
-//! The dormouse program.
+//! The `dormouse` program: the daemon, and the command line that talks to it.
+//!
+//! Data goes to standard output, everything else to standard error. The exit code is the guest's command's own for `exec`
+//! and `run` (128 + the signal that ended it), else 0, 1 (it could not be done) or 2 (wrong usage).
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod cli;
+mod client;
+mod commands;
+mod doctor;
+mod problem;
+mod serve;
+mod show;
+mod tree;
+
+use clap::Parser;
+
+use cli::{Cli, Command, ImagesCommand, SandboxesCommand};
+use client::Client;
+use problem::Problem;
+
+fn main() {
+    let cli = Cli::parse();
+    let json = cli.json;
+    let code = match run(cli) {
+        Ok(code) => code,
+        Err(problem) => {
+            problem.print(json);
+            problem.exit_code()
+        }
+    };
+    // Not by returning: a thread that still reads standard input would be waited for.
+    std::process::exit(code);
+}
+
+fn run(cli: Cli) -> Result<i32, Problem> {
+    match &cli.command {
+        Command::Openapi => {
+            show::data(control::openapi().trim_end())?;
+            return Ok(0);
+        }
+        Command::Completions { shell } => {
+            let mut command = <Cli as clap::CommandFactory>::command();
+            clap_complete::generate(*shell, &mut command, "dormouse", &mut std::io::stdout());
+            return Ok(0);
+        }
+        _ => {}
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Problem::new(format!("cannot start: {error}")))?;
+    let result = runtime.block_on(dispatch(cli));
+    // What still waits for standard input is left behind.
+    runtime.shutdown_background();
+    result
+}
+
+async fn dispatch(cli: Cli) -> Result<i32, Problem> {
+    let json = cli.json;
+    let data = cli.connection.data.clone();
+    let client = || Client::new(&cli.connection);
+    match cli.command {
+        Command::Serve(arguments) => serve::serve(&data, arguments).await,
+        Command::Doctor(arguments) => doctor::doctor(&data, &arguments, json).await,
+        Command::Images(ImagesCommand::Build(arguments)) => commands::images::build(&data, arguments, json).await,
+        Command::Sandboxes(SandboxesCommand::Create(arguments)) => {
+            commands::sandboxes::create(&client()?, arguments, json).await
+        }
+        Command::Sandboxes(SandboxesCommand::List(arguments)) => {
+            commands::sandboxes::list(&client()?, arguments, json).await
+        }
+        Command::Sandboxes(SandboxesCommand::Get { name }) => commands::sandboxes::get(&client()?, &name, json).await,
+        Command::Sandboxes(SandboxesCommand::Update(arguments)) => {
+            commands::sandboxes::update(&client()?, arguments, json).await
+        }
+        Command::Sandboxes(SandboxesCommand::Sleep(arguments)) => {
+            commands::sandboxes::sleep(&client()?, arguments, json).await
+        }
+        Command::Sandboxes(SandboxesCommand::Restart { name }) => {
+            commands::sandboxes::restart(&client()?, &name, json).await
+        }
+        Command::Sandboxes(SandboxesCommand::Delete { names }) => {
+            commands::sandboxes::delete(&client()?, &names, json).await
+        }
+        Command::Fork(arguments) => commands::sandboxes::fork(&client()?, arguments, json).await,
+        Command::Exec(arguments) => commands::exec::exec(&client()?, arguments, json).await,
+        Command::Run(arguments) => commands::exec::run(&client()?, arguments, json).await,
+        Command::Ps { name } => commands::exec::ps(&client()?, &name, json).await,
+        Command::Files(command) => commands::files::files(&client()?, command, json).await,
+        Command::Link { name, port } => commands::sandboxes::link(&client()?, &name, port, json).await,
+        Command::Why { name } => commands::events::why(&client()?, &name, json).await,
+        Command::Events(arguments) => commands::events::events(&client()?, arguments, json).await,
+        Command::Logs(arguments) => commands::events::logs(&client()?, arguments).await,
+        Command::Openapi | Command::Completions { .. } => Ok(0),
+    }
+}

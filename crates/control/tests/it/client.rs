@@ -19,24 +19,24 @@ use tokio::net::TcpStream;
 use crate::fake::Fake;
 
 /// A control plane over a fake host, on a port of its own.
-pub struct World {
-    pub fake: Arc<Fake>,
-    pub data: TempDir,
-    pub server: Option<Server>,
-    pub token: String,
-    pub address: SocketAddr,
+pub(crate) struct World {
+    pub(crate) fake: Arc<Fake>,
+    pub(crate) data: TempDir,
+    pub(crate) server: Option<Server>,
+    pub(crate) token: String,
+    pub(crate) address: SocketAddr,
     _root: TempDir,
 }
 
 /// An answer, read to its end.
-pub struct Answer {
-    pub status: u16,
-    pub headers: hyper::HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: hyper::HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl World {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let (root, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let fake = Fake::new(root.path());
         let server = start(&fake, &data).await;
@@ -45,7 +45,7 @@ impl World {
     }
 
     /// Stops the control plane and starts it again, over the same host.
-    pub async fn restart(&mut self) {
+    pub(crate) async fn restart(&mut self) {
         self.server.take().unwrap().stop().await;
         let server = start(&self.fake, &self.data).await;
         self.address = server.address();
@@ -53,21 +53,21 @@ impl World {
     }
 
     /// A connection to the listener.
-    pub async fn connect(&self) -> TcpStream {
+    pub(crate) async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.unwrap()
     }
 
     /// One request with the token.
-    pub async fn call(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Answer {
+    pub(crate) async fn call(&self, method: &str, path: &str, body: impl Into<Bytes>) -> Answer {
         self.send(self.request(method, path).body(Full::new(body.into())).unwrap()).await
     }
 
-    pub fn request(&self, method: &str, path: &str) -> hyper::http::request::Builder {
+    pub(crate) fn request(&self, method: &str, path: &str) -> hyper::http::request::Builder {
         let authorization = format!("Bearer {}", self.token);
         Request::builder().method(method).uri(path).header("host", "localhost").header("authorization", authorization)
     }
 
-    pub async fn send<B>(&self, request: Request<B>) -> Answer
+    pub(crate) async fn send<B>(&self, request: Request<B>) -> Answer
     where
         B: hyper::body::Body + Send + 'static,
         B::Data: Send,
@@ -77,7 +77,7 @@ impl World {
     }
 
     /// Sends a request and answers before the body has arrived.
-    pub async fn open<B>(&self, request: Request<B>) -> Response<Incoming>
+    pub(crate) async fn open<B>(&self, request: Request<B>) -> Response<Incoming>
     where
         B: hyper::body::Body + Send + 'static,
         B::Data: Send,
@@ -87,20 +87,20 @@ impl World {
     }
 
     /// Makes a sandbox of this name.
-    pub async fn sandbox(&self, name: &str) -> Sandbox {
+    pub(crate) async fn sandbox(&self, name: &str) -> Sandbox {
         let answer = self.call("POST", "/v1/sandboxes", format!(r#"{{"name": "{name}"}}"#)).await;
         assert_eq!(answer.status, 201, "{:?}", answer.body);
         answer.json()
     }
 
     /// The host name of a link.
-    pub async fn link(&self, name: &str, port: u16) -> String {
+    pub(crate) async fn link(&self, name: &str, port: u16) -> String {
         let link: api::sandbox::Link = self.call("GET", &format!("/v1/sandboxes/{name}/links/{port}"), "").await.json();
         link.url.strip_prefix("http://").unwrap().trim_end_matches('/').to_owned()
     }
 }
 
-pub async fn start(fake: &Arc<Fake>, data: &TempDir) -> Server {
+pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir) -> Server {
     let settings = Settings {
         data: data.path().to_owned(),
         listen: "127.0.0.1:0".into(),
@@ -111,7 +111,7 @@ pub async fn start(fake: &Arc<Fake>, data: &TempDir) -> Server {
 }
 
 /// One request over a connection of its own.
-pub async fn send_over<S, B>(stream: S, request: Request<B>) -> Response<Incoming>
+pub(crate) async fn send_over<S, B>(stream: S, request: Request<B>) -> Response<Incoming>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Send + Unpin + 'static,
     B: hyper::body::Body + Send + 'static,
@@ -124,18 +124,18 @@ where
 }
 
 impl Answer {
-    pub async fn read(response: Response<Incoming>) -> Self {
+    pub(crate) async fn read(response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
         Self { status: head.status.as_u16(), headers: head.headers, body }
     }
 
-    pub fn json<T: DeserializeOwned>(&self) -> T {
+    pub(crate) fn json<T: DeserializeOwned>(&self) -> T {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
 
     /// Status, code, field and sentence of an error.
-    pub fn error(&self) -> String {
+    pub(crate) fn error(&self) -> String {
         let error: ApiError = self.json();
         assert_eq!(error.code.status(), self.status, "{error:?}");
         let code = serde_json::to_value(error.code).unwrap();
@@ -143,30 +143,30 @@ impl Answer {
         format!("{} {}{field}: {}", self.status, code.as_str().unwrap(), error.error)
     }
 
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    pub fn value(&self) -> Value {
+    pub(crate) fn value(&self) -> Value {
         self.json()
     }
 }
 
 /// Reads server-sent events one by one.
-pub struct Sse {
+pub(crate) struct Sse {
     body: Incoming,
     text: String,
 }
 
 impl Sse {
-    pub fn new(response: Response<Incoming>) -> Self {
+    pub(crate) fn new(response: Response<Incoming>) -> Self {
         assert_eq!(response.status(), 200);
         assert_eq!(response.headers()["content-type"], "text/event-stream");
         Self { body: response.into_body(), text: String::new() }
     }
 
     /// Id and event; `None`: the stream has ended.
-    pub async fn next(&mut self) -> Option<(String, Event)> {
+    pub(crate) async fn next(&mut self) -> Option<(String, Event)> {
         loop {
             if let Some((block, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);

@@ -24,26 +24,26 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{broadcast, mpsc, watch};
 
 /// What waking takes, as told.
-pub const WOKE_MS: f64 = 12.5;
+pub(crate) const WOKE_MS: f64 = 12.5;
 const AT: &str = "2026-11-30T10:15:30.123Z";
 
 /// The fake host.
-pub struct Fake {
+pub(crate) struct Fake {
     root: PathBuf,
     state: Mutex<BTreeMap<SandboxId, One>>,
     events: broadcast::Sender<Event>,
     /// Wakes and creates wait while this is false.
-    pub gate: watch::Sender<bool>,
+    pub(crate) gate: watch::Sender<bool>,
     /// What is waiting at the gate.
-    pub waiting: watch::Sender<usize>,
+    pub(crate) waiting: watch::Sender<usize>,
     /// Holds that live.
-    pub holds: Arc<watch::Sender<usize>>,
+    pub(crate) holds: Arc<watch::Sender<usize>>,
     /// Creates and forks that reached the host.
-    pub makes: AtomicUsize,
+    pub(crate) makes: AtomicUsize,
     /// The next create or fork fails with this.
-    pub fail_make: Mutex<Option<ApiError>>,
+    pub(crate) fail_make: Mutex<Option<ApiError>>,
     /// How often a refused port is tried again.
-    pub port_retries: AtomicUsize,
+    pub(crate) port_retries: AtomicUsize,
 }
 
 struct One {
@@ -62,7 +62,7 @@ struct Running {
 
 impl Fake {
     /// A host over an empty folder.
-    pub fn new(root: &Path) -> Arc<Self> {
+    pub(crate) fn new(root: &Path) -> Arc<Self> {
         Arc::new(Self {
             root: root.to_owned(),
             state: Mutex::default(),
@@ -77,7 +77,7 @@ impl Fake {
     }
 
     /// Puts an entry into a timeline, as the host would.
-    pub fn say(&self, id: &SandboxId, kind: &str, text: &str) {
+    pub(crate) fn say(&self, id: &SandboxId, kind: &str, text: &str) {
         let mut state = self.state();
         let one = state.get_mut(id).unwrap();
         let event = Event {
@@ -94,7 +94,7 @@ impl Fake {
     }
 
     /// How many wakes a timeline has.
-    pub fn wakes(&self, id: &SandboxId) -> usize {
+    pub(crate) fn wakes(&self, id: &SandboxId) -> usize {
         self.state()[id].timeline.iter().filter(|event| event.kind == "sandbox.woke").count()
     }
 

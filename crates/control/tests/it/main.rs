@@ -1,5 +1,10 @@
 //! The control plane over real sockets, with a host that has no machines.
 
-mod client;
-mod fake;
+pub(crate) mod client;
+mod edge;
+mod events;
+mod execs;
+pub(crate) mod fake;
+mod files;
+mod idempotency;
 mod rest;

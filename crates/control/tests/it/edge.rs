@@ -1,0 +1,312 @@
+//! Links: requests to ports of sandboxes, whatever their bodies and whether the sandbox sleeps or not.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use futures_util::{SinkExt, StreamExt};
+use http_body_util::{BodyExt, Empty, Full, StreamBody};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::client::IntoClientRequest;
+
+use crate::client::{Answer, World, send_over};
+
+/// A server "in the sandbox": answers each request with what `answer` makes of it.
+async fn server<F, A, B>(answer: F) -> u16
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error = Infallible> + Send + Unpin + 'static,
+{
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let answer = answer.clone();
+            let service = hyper::service::service_fn(move |request| {
+                let answer = answer(request);
+                async move { Ok::<_, Infallible>(answer.await) }
+            });
+            tokio::spawn(
+                hyper::server::conn::http1::Builder::new()
+                    .serve_connection(TokioIo::new(stream), service)
+                    .with_upgrades(),
+            );
+        }
+    });
+    port
+}
+
+fn get(host: &str, path: &str) -> Request<Empty<Bytes>> {
+    Request::builder().uri(path).header("host", host).body(Empty::new()).unwrap()
+}
+
+/// Answers with what it was asked, head and all.
+async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
+    let mut text = format!("{} {}\n", request.method(), request.uri());
+    let mut headers: Vec<_> = request.headers().iter().collect();
+    headers.sort_by_key(|(name, _)| name.as_str().to_owned());
+    for (name, value) in headers {
+        text = format!("{text}{name}: {}\n", value.to_str().unwrap());
+    }
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    text.push_str(std::str::from_utf8(&body).unwrap());
+    Response::builder().header("connection", "x-secret").header("x-secret", "1").body(Full::new(text.into())).unwrap()
+}
+
+#[tokio::test]
+async fn requests_reach_the_port_as_its_own() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    let request = Request::builder()
+        .method("POST")
+        .uri("/a/b?c=d")
+        .header("host", &host)
+        .header("x-forwarded-for", "6.6.6.6")
+        .header("connection", "keep-alive, x-mine")
+        .header("x-mine", "1")
+        .header("x-keep", "yes")
+        .body(Full::new(Bytes::from("body")))
+        .unwrap();
+    let answer = world.send(request).await;
+    assert_eq!(answer.status, 200);
+    assert_eq!((answer.header("x-secret"), answer.header("server-timing")), (None, None));
+    let text = String::from_utf8(answer.body.to_vec()).unwrap();
+    let want = format!(
+        "POST /a/b?c=d\ncontent-length: 4\nhost: 127.0.0.1:{port}\nx-forwarded-for: 127.0.0.1\n\
+         x-forwarded-host: {host}\nx-forwarded-proto: http\nx-keep: yes\nbody"
+    );
+    assert_eq!(text, want);
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn wrong_keys_look_like_nothing_is_there() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    let (label, rest) = host.split_once('.').unwrap();
+    let parts: Vec<&str> = label.split('-').collect();
+    let (id, key) = (parts[0], parts[1]);
+    let wrong_key = if key.starts_with('a') { format!("b{}", &key[1..]) } else { format!("a{}", &key[1..]) };
+    let mut bodies = std::collections::BTreeSet::new();
+    for label in [
+        format!("{id}-{wrong_key}-{port}"),
+        format!("aaaaaaaaaaaa-{key}-{port}"),
+        format!("web-{key}-{port}"),
+        format!("{id}-{key}-{port}-1"),
+        format!("{id}--{port}"),
+        "nothing".to_owned(),
+        String::new(),
+    ] {
+        let answer = world.send(get(&format!("{label}.{rest}"), "/")).await;
+        assert_eq!(answer.status, 404, "{label}");
+        bodies.insert(answer.body);
+    }
+    assert_eq!(bodies.len(), 1, "the answers differ: {bodies:?}");
+    // The interface is not behind a link, nor a link behind the interface.
+    assert_eq!(world.send(get(&host, "/v1/health")).await.value_text(), format!("GET /v1/health\nhost: 127.0.0.1:{port}\nx-forwarded-for: 127.0.0.1\nx-forwarded-host: {host}\nx-forwarded-proto: http\n"));
+    // Capitals, a final dot and an absolute request line name the same host.
+    assert_eq!(world.send(get(&host.to_uppercase(), "/")).await.status, 200);
+    let (name, outside) = host.rsplit_once(':').unwrap();
+    assert_eq!(world.send(get(&format!("{name}.:{outside}"), "/")).await.status, 200);
+    assert_eq!(world.send(get("localhost", &format!("http://{host}/"))).await.status, 200);
+}
+
+#[tokio::test]
+async fn s08_a_request_to_a_sleeping_sandbox_is_held_and_answered() {
+    let world = World::new().await;
+    let web = world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    world.call("POST", "/v1/sandboxes/web/sleep", "").await;
+    world.fake.gate.send_replace(false);
+    let mut asked = Vec::new();
+    for _ in 0..5 {
+        let (connection, request) = (world.connect().await, get(&host, "/"));
+        asked.push(tokio::spawn(async move { Answer::read(send_over(connection, request).await).await }));
+    }
+    world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 5).await.unwrap();
+    assert!(asked.iter().all(|task| !task.is_finished()));
+    world.fake.gate.send_replace(true);
+    for answer in asked {
+        let answer = answer.await.unwrap();
+        assert_eq!((answer.status, answer.header("server-timing")), (200, Some("wake;dur=12.5")));
+    }
+    assert_eq!(world.fake.wakes(&web.id), 1);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_away_lets_go() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let (asked, mut reached) = mpsc::channel::<()>(1);
+    // Never answers; tells when it was asked and when the connection has ended.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let ended = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut buffer = [0; 1024];
+        assert!(stream.read(&mut buffer).await.unwrap() > 0);
+        asked.send(()).await.unwrap();
+        // The end may come as a reset.
+        while stream.read(&mut buffer).await.is_ok_and(|read| read > 0) {}
+    });
+    let host = world.link("web", port).await;
+    let mut stream = world.connect().await;
+    stream.write_all(format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n").as_bytes()).await.unwrap();
+    reached.recv().await.unwrap();
+    assert_eq!(*world.fake.holds.borrow(), 1);
+    drop(stream);
+    ended.await.unwrap();
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn closed_ports_and_servers_that_break_off() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let answer = world.send(get(&world.link("web", closed).await, "/")).await;
+    assert_eq!(answer.error(), format!("502 port_closed: nothing listens on port {closed}"));
+
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        for reply in ["", "SSH-2.0-OpenSSH_9.2\r\n"] {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut buffer = [0; 1024];
+            assert!(stream.read(&mut buffer).await.unwrap() > 0);
+            stream.write_all(reply.as_bytes()).await.unwrap();
+        }
+    });
+    let host = world.link("web", port).await;
+    for _ in 0..2 {
+        let answer = world.send(get(&host, "/")).await;
+        let want = format!("502 bad_answer: what listens on port {port} in the sandbox broke off before it had answered");
+        assert_eq!(answer.error(), want);
+    }
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn bodies_stream_both_ways_and_hold_until_their_end() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    // Echoes each piece as it comes.
+    let port = server(|request: Request<Incoming>| async move {
+        let pieces = request.into_body().into_data_stream().map(|piece| Ok::<_, Infallible>(Frame::data(piece.unwrap())));
+        Response::new(StreamBody::new(pieces))
+    })
+    .await;
+    let host = world.link("web", port).await;
+    let (feed, pieces) = mpsc::channel::<Bytes>(1);
+    let pieces = futures_util::stream::unfold(pieces, |mut pieces| async move {
+        let piece = pieces.recv().await?;
+        Some((Ok::<_, Infallible>(Frame::data(piece)), pieces))
+    });
+    let request = Request::builder().method("POST").uri("/").header("host", host).body(StreamBody::new(Box::pin(pieces)));
+    let mut body = world.open(request.unwrap()).await.into_body();
+    for piece in ["one", "two"] {
+        feed.send(piece.into()).await.unwrap();
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), piece);
+    }
+    assert_eq!(*world.fake.holds.borrow(), 1);
+    let big = Bytes::from(vec![b'x'; 1 << 20]);
+    let feeder = tokio::spawn(async move {
+        for _ in 0..64 {
+            feed.send(big.clone()).await.unwrap();
+        }
+    });
+    let mut read = 0;
+    while let Some(frame) = body.frame().await {
+        read += frame.unwrap().into_data().unwrap().len();
+    }
+    feeder.await.unwrap();
+    assert_eq!(read, 64 << 20);
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn web_sockets_pass_and_do_not_hold() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let echo = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+        while let Some(Ok(message)) = socket.next().await {
+            if message.is_close() {
+                break;
+            }
+            socket.send(message).await.unwrap();
+        }
+    });
+    let host = world.link("web", port).await;
+    world.call("POST", "/v1/sandboxes/web/sleep", "").await;
+    let request = format!("ws://{host}/socket").into_client_request().unwrap();
+    let (mut socket, answer) = tokio_tungstenite::client_async(request, world.connect().await).await.unwrap();
+    assert_eq!(answer.headers()["server-timing"], "wake;dur=12.5");
+    for size in [0, 1, 70_000] {
+        let message = Message::Binary(vec![9; size].into());
+        socket.send(message.clone()).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().unwrap(), message);
+    }
+    assert_eq!(*world.fake.holds.borrow(), 0, "an open WebSocket keeps nothing awake by itself");
+    socket.close(None).await.unwrap();
+    echo.await.unwrap();
+}
+
+#[tokio::test]
+async fn an_upgrade_that_is_refused_is_an_ordinary_answer() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    let request = Request::builder()
+        .uri("/")
+        .header("host", &host)
+        .header("connection", "Upgrade")
+        .header("upgrade", "websocket")
+        .body(Empty::<Bytes>::new())
+        .unwrap();
+    let text = world.send(request).await.value_text();
+    assert!(text.contains("connection: upgrade\n") && text.contains("upgrade: websocket\n"), "{text}");
+}
+
+impl Answer {
+    fn value_text(&self) -> String {
+        String::from_utf8(self.body.to_vec()).unwrap()
+    }
+}
+
+/// Connections of clients are kept, and requests on one may go to different sandboxes.
+#[tokio::test]
+async fn one_connection_serves_many_requests() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(|request: Request<Incoming>| async move {
+        Response::new(Full::new(Bytes::from(request.uri().path().to_owned())))
+    })
+    .await;
+    let host = world.link("web", port).await;
+    let (mut sender, wire) = hyper::client::conn::http1::handshake(TokioIo::new(world.connect().await)).await.unwrap();
+    tokio::spawn(wire);
+    for (host, path, status) in [(host.as_str(), "/1", 200), ("localhost", "/v1/health", 200), (&host, "/2", 200)] {
+        sender.ready().await.unwrap();
+        let answer = Answer::read(sender.send_request(get(host, path)).await.unwrap()).await;
+        assert_eq!(answer.status, status, "{path}");
+    }
+    let _: SocketAddr = world.address;
+}

@@ -1,0 +1,143 @@
+//! One request, one sandbox.
+
+use std::sync::atomic::Ordering;
+
+use api::Code;
+use api::host::Host;
+use bytes::Bytes;
+use http_body_util::Full;
+
+use crate::client::{Answer, World, send_over};
+
+fn request(world: &World, path: &str, key: &str, body: &str) -> hyper::Request<Full<Bytes>> {
+    let request = world.request("POST", path).header("idempotency-key", key);
+    request.body(Full::new(Bytes::from(body.to_owned()))).unwrap()
+}
+
+async fn create(world: &World, key: &str, body: &str) -> Answer {
+    world.send(request(world, "/v1/sandboxes", key, body)).await
+}
+
+#[tokio::test]
+async fn the_same_request_gets_the_same_answer() {
+    let mut world = World::new().await;
+    let first = create(&world, "k1", r#"{"name": "web", "cpus": 1}"#).await;
+    assert_eq!((first.status, first.header("idempotency-replayed")), (201, None));
+    // Laid out otherwise, it is the same request.
+    let again = create(&world, "k1", r#"{ "cpus": 1.0, "name": "web" }"#).await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (201, Some("true")));
+    assert_eq!(first.value(), again.value());
+    world.restart().await;
+    assert_eq!(create(&world, "k1", r#"{"name": "web", "cpus": 1}"#).await.value(), first.value());
+    assert_eq!(world.fake.makes.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test]
+async fn another_request_with_the_same_key_is_refused() {
+    let world = World::new().await;
+    create(&world, "k1", r#"{"name": "web"}"#).await;
+    let want = "409 idempotency_mismatch: the idempotency key belongs to another request";
+    assert_eq!(create(&world, "k1", r#"{"name": "web2"}"#).await.error(), want);
+    let fork = world.send(request(&world, "/v1/sandboxes/web/fork", "k1", r#"{"name": "web"}"#)).await;
+    assert_eq!(fork.error(), want);
+    let bad = create(&world, "", "{}").await.error();
+    assert!(bad.starts_with("400 invalid_request Idempotency-Key"), "{bad}");
+}
+
+#[tokio::test]
+async fn forks_too() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let fork = async || world.send(request(&world, "/v1/sandboxes/web/fork", "f1", r#"{"name": "web2"}"#)).await;
+    let (first, again) = (fork().await, fork().await);
+    assert_eq!((first.status, again.status), (201, 201));
+    assert_eq!(first.value(), again.value());
+    assert_eq!(world.fake.makes.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_repeated_request_waits_for_the_first() {
+    let world = World::new().await;
+    world.fake.gate.send_replace(false);
+    let mut asked = Vec::new();
+    for _ in 0..5 {
+        let (connection, request) = (world.connect().await, request(&world, "/v1/sandboxes", "k1", "{}"));
+        asked.push(tokio::spawn(async move { Answer::read(send_over(connection, request).await).await }));
+    }
+    world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
+    world.fake.gate.send_replace(true);
+    let mut ids = std::collections::BTreeSet::new();
+    for answer in asked {
+        let answer = answer.await.unwrap();
+        assert_eq!(answer.status, 201);
+        ids.insert(answer.value()["id"].to_string());
+    }
+    assert_eq!((ids.len(), world.fake.makes.load(Ordering::SeqCst)), (1, 1));
+}
+
+#[tokio::test]
+async fn a_failed_request_may_be_made_again() {
+    let world = World::new().await;
+    *world.fake.fail_make.lock().unwrap() = Some(api::ApiError::new(Code::NoCapacity, "the host is full"));
+    assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.status, 503);
+    assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.status, 201);
+}
+
+#[tokio::test]
+async fn after_deletion_the_answer_is_still_the_old_one() {
+    let world = World::new().await;
+    let first = create(&world, "k1", r#"{"name": "web"}"#).await;
+    world.call("DELETE", "/v1/sandboxes/web", "").await;
+    // A late retry of a request that was answered must not make a sandbox that nobody expects.
+    assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.value(), first.value());
+    assert_eq!(world.fake.list().await.len(), 0);
+}
+
+/// The daemon dies after the host was told and before the answer was written down.
+#[tokio::test]
+async fn a_crash_in_between_makes_one_sandbox() {
+    for host_had_begun in [true, false] {
+        let mut world = World::new().await;
+        world.fake.gate.send_replace(false);
+        let (connection, asked) = (world.connect().await, request(&world, "/v1/sandboxes", "k1", r#"{"name": "web"}"#));
+        let asked = tokio::spawn(send_over(connection, asked));
+        world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
+        // What a killed daemon leaves: a copy of its folder at this moment.
+        let copy = tempfile::tempdir().unwrap();
+        for file in std::fs::read_dir(world.data.path()).unwrap() {
+            let file = file.unwrap();
+            if file.file_type().unwrap().is_file() {
+                std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+            }
+        }
+        asked.abort();
+        if host_had_begun {
+            // The host goes on with what it was told, and has it in the end.
+            world.fake.gate.send_replace(true);
+            world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 0).await.unwrap();
+            let mut list = world.fake.list().await;
+            while list.is_empty() {
+                tokio::task::yield_now().await;
+                list = world.fake.list().await;
+            }
+            world.server.take().unwrap().stop().await;
+        } else {
+            let failed = api::ApiError::new(Code::Internal, "the process is gone");
+            *world.fake.fail_make.lock().unwrap() = Some(failed);
+            world.fake.gate.send_replace(true);
+            world.server.take().unwrap().stop().await;
+            assert_eq!(world.fake.list().await.len(), 0);
+        }
+        world.data = copy;
+        let server = crate::client::start(&world.fake, &world.data).await;
+        world.address = server.address();
+        world.server = Some(server);
+
+        let again = create(&world, "k1", r#"{"name": "web"}"#).await;
+        assert_eq!(again.status, 201, "{:?}", again.body);
+        let all = world.fake.list().await;
+        assert_eq!(all.len(), 1);
+        assert_eq!(again.value()["id"], all[0].sandbox.id.as_str());
+        assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.value(), again.value());
+    }
+}

@@ -1,0 +1,540 @@
+//! What may be typed.
+
+use std::path::PathBuf;
+
+use api::sandbox::{SleepTier, Status};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The data folder, unless told otherwise.
+pub(crate) const DATA_DEFAULT: &str = "/var/lib/dormouse";
+
+/// Sandboxes that sleep.
+///
+/// Each sandbox is a small virtual machine. It sleeps when nothing needs it and wakes, exactly where it was, when
+/// anything does: a command, a file, a request to one of its ports. There is no wake command.
+#[derive(Debug, Parser)]
+#[command(name = "dormouse", version, propagate_version = true, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// Print JSON instead of text.
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) connection: ConnectionArgs,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  exec, run  the command's own; 128 + the signal's number if a signal ended it
+  0          done
+  1          not done; standard error says why
+  2          wrong usage";
+
+/// Where the daemon is.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Connection")]
+pub(crate) struct ConnectionArgs {
+    /// Local socket of the daemon; default `dormouse.sock` in the data folder.
+    #[arg(long, global = true, env = "DORMOUSE_SOCKET", value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// URL of a daemon to talk to over the network, such as `http://localhost:8420`; needs a token.
+    #[arg(long, global = true, env = "DORMOUSE_URL", value_name = "URL")]
+    pub(crate) url: Option<String>,
+
+    /// Token for `--url`.
+    #[arg(long, global = true, env = "DORMOUSE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    pub(crate) token: Option<String>,
+
+    /// Data folder of the daemon on this machine.
+    #[arg(long = "data", global = true, env = "DORMOUSE_DATA", value_name = "DIR", default_value = DATA_DEFAULT)]
+    pub(crate) data: PathBuf,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Make, list, change and delete sandboxes.
+    #[command(subcommand, visible_alias = "sandbox")]
+    Sandboxes(SandboxesCommand),
+    /// Run a command in a sandbox and get its output and exit code.
+    Exec(ExecArgs),
+    /// Run one command in a new sandbox that is deleted afterwards.
+    Run(RunArgs),
+    /// List the commands of a sandbox.
+    Ps {
+        /// Name or id of the sandbox.
+        name: String,
+    },
+    /// Copy, list, move and remove files of a sandbox.
+    #[command(subcommand)]
+    Files(FilesCommand),
+    /// Print the URL of a port of a sandbox.
+    Link {
+        /// Name or id of the sandbox.
+        name: String,
+        /// Port in the sandbox.
+        #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+        port: u16,
+    },
+    /// Copy a sandbox with its memory, disk and running processes.
+    Fork(ForkArgs),
+    /// Explain why a sandbox is awake or asleep, and what happened to it.
+    Why {
+        /// Name or id of the sandbox.
+        name: String,
+    },
+    /// Print the timeline of a sandbox.
+    Events(EventsArgs),
+    /// Print a log of a sandbox: its boot console, or what the daemon did with it.
+    Logs(LogsArgs),
+    /// Build guest images.
+    #[command(subcommand)]
+    Images(ImagesCommand),
+    /// Say what this machine lacks to run sandboxes, and how to get it.
+    Doctor(DoctorArgs),
+    /// Run the daemon.
+    Serve(ServeArgs),
+    /// Print the OpenAPI document.
+    Openapi,
+    /// Print completions for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SandboxesCommand {
+    /// Make a sandbox; prints its name.
+    Create(CreateArgs),
+    /// List sandboxes. Wakes nothing.
+    #[command(visible_alias = "ls")]
+    List(ListArgs),
+    /// Tell about a sandbox: what it does and why, when it will sleep, how it sleeps. Wakes nothing.
+    Get {
+        /// Name or id.
+        name: String,
+    },
+    /// Change a sandbox.
+    Update(UpdateArgs),
+    /// Put a sandbox to sleep now.
+    Sleep(SleepArgs),
+    /// Boot a sandbox anew from its disk: what ran is lost, what was written stays.
+    Restart {
+        /// Name or id.
+        name: String,
+    },
+    /// Delete sandboxes with all they hold.
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Names or ids.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArgs {
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Name, unique: a-z, 0-9 and `-`; default: its id.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// A label; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) label: Vec<(String, String)>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+    /// Send the same request again safely: one key makes one sandbox.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+}
+
+/// What a new sandbox is made of.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SizeArgs {
+    /// Image to start from; default `default`.
+    #[arg(long)]
+    pub(crate) image: Option<String>,
+    /// Virtual processors, 1-8; default 1.
+    #[arg(long)]
+    pub(crate) cpus: Option<u32>,
+    /// Memory in MiB, 256-16384; default 512.
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory_mib: Option<u32>,
+    /// Environment of every command; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+}
+
+/// When and how it sleeps.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PolicyArgs {
+    /// Quiet seconds after which it sleeps, or `never`; default 30.
+    #[arg(long, value_name = "SECONDS|never", value_parser = or_never)]
+    pub(crate) sleep_after_seconds: Option<OrNever>,
+    /// Seconds it sleeps in memory before it moves to disk; 0: straight to disk.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) memory_tier_seconds: Option<u64>,
+    /// A port whose upgraded connections keep it awake; may be given several times.
+    #[arg(long = "awake-port", value_name = "PORT")]
+    pub(crate) awake_ports: Option<Vec<u16>>,
+    /// How long programs inside may hold it awake, milliseconds; default 30000.
+    #[arg(long, value_name = "MS")]
+    pub(crate) sleep_hold_max_ms: Option<u64>,
+    /// How long before it sleeps programs inside are told, milliseconds, or `never`.
+    #[arg(long, value_name = "MS|never", value_parser = or_never)]
+    pub(crate) sleep_notice_ms: Option<OrNever>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only those in this status.
+    #[arg(long)]
+    pub(crate) status: Option<StatusArg>,
+    /// Only those with this label; may be given several times.
+    #[arg(long, value_name = "KEY[=VALUE]")]
+    pub(crate) label: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum StatusArg {
+    Starting,
+    Running,
+    Sleeping,
+    Failed,
+}
+
+impl From<StatusArg> for Status {
+    fn from(status: StatusArg) -> Self {
+        match status {
+            StatusArg::Starting => Self::Starting,
+            StatusArg::Running => Self::Running,
+            StatusArg::Sleeping => Self::Sleeping,
+            StatusArg::Failed => Self::Failed,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpdateArgs {
+    /// Name or id.
+    pub(crate) sandbox: String,
+    /// A new name.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// A label; replaces all labels; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) label: Option<Vec<(String, String)>>,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SleepArgs {
+    /// Name or id.
+    pub(crate) name: String,
+    /// How it shall sleep; default what its settings say.
+    #[arg(long)]
+    pub(crate) tier: Option<TierArg>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum TierArg {
+    Memory,
+    Disk,
+}
+
+impl From<TierArg> for SleepTier {
+    fn from(tier: TierArg) -> Self {
+        match tier {
+            TierArg::Memory => Self::Memory,
+            TierArg::Disk => Self::Disk,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// Name or id of the sandbox to copy.
+    pub(crate) parent: String,
+    /// Name of the fork; default: its id.
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+    /// Send the same request again safely: one key makes one fork.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) idempotency_key: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) options: ExecOptions,
+    /// Print the command's number at once and let it run.
+    #[arg(long, short)]
+    pub(crate) background: bool,
+    /// The command and its arguments, after `--`.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub(crate) argv: Vec<String>,
+}
+
+/// How a command is run.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ExecOptions {
+    /// Working folder in the sandbox; default `/work` where it exists.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cwd: Option<String>,
+    /// Environment of the command; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    /// User in the sandbox; default root.
+    #[arg(long)]
+    pub(crate) user: Option<String>,
+    /// Kill the command after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<f64>,
+    /// Give it standard input (default: only if that is no terminal).
+    #[arg(long, short)]
+    pub(crate) interactive: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) size: SizeArgs,
+    /// Working folder in the sandbox; default `/work` where it exists.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cwd: Option<String>,
+    /// User in the sandbox; default root.
+    #[arg(long)]
+    pub(crate) user: Option<String>,
+    /// Kill the command after this many seconds.
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) timeout: Option<f64>,
+    /// Give it standard input (default: only if that is no terminal).
+    #[arg(long, short)]
+    pub(crate) interactive: bool,
+    /// The command and its arguments, after `--`.
+    #[arg(required = true, last = true, value_name = "COMMAND")]
+    pub(crate) argv: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum FilesCommand {
+    /// Copy a local file or folder into a sandbox, like `cp -r`; `-` reads standard input.
+    Put {
+        /// Local file or folder.
+        local: String,
+        /// Where to, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+    /// Copy a file or folder out of a sandbox, like `cp -r`; `-` writes a file to standard output.
+    Get {
+        /// What, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+        /// Where to; default: the present folder.
+        #[arg(default_value = ".")]
+        local: String,
+    },
+    /// List a folder.
+    Ls {
+        /// The folder, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+    /// Print a file.
+    Cat {
+        /// The file, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+    /// Move or rename within a sandbox.
+    Mv {
+        /// What, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        from: Remote,
+        /// Its new path in the same sandbox.
+        #[arg(value_name = "/PATH")]
+        to: String,
+    },
+    /// Remove a file, or a folder with all that is in it.
+    Rm {
+        /// What, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+    /// Make a folder and those above it.
+    Mkdir {
+        /// The folder, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+    /// Tell what a path is.
+    Stat {
+        /// The path, as NAME:/PATH.
+        #[arg(value_parser = remote)]
+        remote: Remote,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EventsArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    /// Go on as things happen, until the sandbox is deleted.
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only entries after this number.
+    #[arg(long, default_value_t = 0, value_name = "SEQ")]
+    pub(crate) after: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct LogsArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    /// The guest's serial console (the default).
+    #[arg(long, conflicts_with = "daemon")]
+    pub(crate) console: bool,
+    /// What the daemon did with it.
+    #[arg(long)]
+    pub(crate) daemon: bool,
+    /// The newest bytes, at most this many.
+    #[arg(long, default_value_t = 65_536, value_name = "BYTES")]
+    pub(crate) max_bytes: u64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ImagesCommand {
+    /// Build the default image (Debian 12), or find that it is there already; prints its digest.
+    Build(BuildArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BuildArgs {
+    /// The guest agent, a static program; default: `dormouse-guest` beside this program.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) guest: Option<PathBuf>,
+    /// Folder of the images; default `images` in the data folder.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) images: Option<PathBuf>,
+    /// A Debian package besides the usual ones; may be given several times.
+    #[arg(long = "package", value_name = "NAME")]
+    pub(crate) packages: Vec<String>,
+    /// Address of Debian's archive; default: the one this machine's apt uses.
+    #[arg(long, value_name = "URL")]
+    pub(crate) mirror: Option<String>,
+    /// Fetch kernel and packages anew: for security updates.
+    #[arg(long)]
+    pub(crate) refresh: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Folder of the images; default `images` in the data folder.
+    #[arg(long, env = "DORMOUSE_IMAGES", value_name = "DIR")]
+    pub(crate) images: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Address to listen on.
+    #[arg(long, env = "DORMOUSE_LISTEN", default_value = "127.0.0.1:8420", value_name = "ADDRESS")]
+    pub(crate) listen: String,
+    /// Ports of sandboxes are at `<id>-<key>-<port>.box.<domain>`.
+    #[arg(long, env = "DORMOUSE_DOMAIN", default_value = "localhost")]
+    pub(crate) domain: String,
+    /// How this daemon is reached from outside, such as `https://dormouse.example`.
+    #[arg(long, env = "DORMOUSE_PUBLIC_URL", value_name = "URL")]
+    pub(crate) public_url: Option<String>,
+    /// Folder of the images; default `images` in the data folder.
+    #[arg(long, env = "DORMOUSE_IMAGES", value_name = "DIR")]
+    pub(crate) images: Option<PathBuf>,
+    /// Folder of the templates; default `templates` in the data folder.
+    #[arg(long, env = "DORMOUSE_TEMPLATES", value_name = "DIR")]
+    pub(crate) templates: Option<PathBuf>,
+    /// The QEMU to use; default `qemu-system-x86_64` from `PATH`.
+    #[arg(long, env = "DORMOUSE_QEMU", value_name = "PATH")]
+    pub(crate) qemu: Option<PathBuf>,
+    /// The first address of the /16 from which sandboxes get theirs.
+    #[arg(long, env = "DORMOUSE_SUBNET", value_name = "ADDRESS")]
+    pub(crate) subnet: Option<std::net::Ipv4Addr>,
+    /// How long sandboxes sleep in memory before they move to disk, seconds, unless they say otherwise.
+    #[arg(long, env = "DORMOUSE_MEMORY_TIER_SECONDS", value_name = "SECONDS")]
+    pub(crate) memory_tier_seconds: Option<u64>,
+    /// How the log is written.
+    #[arg(long, env = "DORMOUSE_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
+    pub(crate) log: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// A number, or none at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OrNever(pub(crate) Option<u64>);
+
+/// A path in a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Remote {
+    pub(crate) sandbox: String,
+    pub(crate) path: String,
+}
+
+fn or_never(text: &str) -> Result<OrNever, String> {
+    if text == "never" {
+        return Ok(OrNever(None));
+    }
+    text.parse().map(|number| OrNever(Some(number))).map_err(|_| "a whole number or `never`".to_owned())
+}
+
+fn pair(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("not `KEY=VALUE`".to_owned()),
+    }
+}
+
+fn remote(text: &str) -> Result<Remote, String> {
+    match text.split_once(':') {
+        Some((sandbox, path)) if !sandbox.is_empty() && path.starts_with('/') => {
+            Ok(Remote { sandbox: sandbox.to_owned(), path: path.to_owned() })
+        }
+        _ => Err("not `NAME:/PATH` (the path is absolute)".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_definition_is_consistent() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn values() {
+        assert_eq!(or_never("never"), Ok(OrNever(None)));
+        assert_eq!(or_never("5"), Ok(OrNever(Some(5))));
+        assert!(or_never("-1").is_err());
+        assert_eq!(remote("web:/a:b"), Ok(Remote { sandbox: "web".into(), path: "/a:b".into() }));
+        for bad in ["web", "web:a", ":/a", "/a"] {
+            assert!(remote(bad).is_err(), "{bad}");
+        }
+        assert!(pair("=x").is_err());
+        assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));
+    }
+}

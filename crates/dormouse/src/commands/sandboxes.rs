@@ -1,0 +1,256 @@
+//! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
+
+use api::sandbox::{
+    CreateSandbox, ForkRequest, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest, SleepTier, Status, UpdateSandbox,
+};
+use hyper::http::request::Builder;
+use serde::Serialize;
+
+use crate::cli::{CreateArgs, ForkArgs, ListArgs, PolicyArgs, SizeArgs, SleepArgs, UpdateArgs};
+use crate::client::{Client, full, quote, read_json};
+use crate::problem::Problem;
+use crate::show;
+
+pub(crate) async fn create(client: &Client, arguments: CreateArgs, json: bool) -> Result<i32, Problem> {
+    let body = CreateSandbox {
+        labels: arguments.label.into_iter().collect(),
+        ..new_sandbox(arguments.size, arguments.name, policy(arguments.policy))
+    };
+    let sandbox = make(client, "/v1/sandboxes", &body, arguments.idempotency_key.as_deref()).await?;
+    print_made(&sandbox, json)
+}
+
+pub(crate) async fn fork(client: &Client, arguments: ForkArgs, json: bool) -> Result<i32, Problem> {
+    let path = format!("/v1/sandboxes/{}/fork", quote(&arguments.parent));
+    let body = ForkRequest { name: arguments.name };
+    let sandbox = make(client, &path, &body, arguments.idempotency_key.as_deref()).await?;
+    print_made(&sandbox, json)
+}
+
+pub(crate) async fn list(client: &Client, arguments: ListArgs, json: bool) -> Result<i32, Problem> {
+    let mut query = String::new();
+    if let Some(status) = arguments.status {
+        query = format!("&status={}", status_name(status.into()));
+    }
+    if !arguments.label.is_empty() {
+        query = format!("{query}&label={}", quote(&arguments.label.join(",")));
+    }
+    let mut sandboxes = Vec::new();
+    let mut cursor = String::new();
+    loop {
+        let page: SandboxPage = client.get(&format!("/v1/sandboxes?limit=1000{query}{cursor}")).await?;
+        sandboxes.extend(page.sandboxes);
+        match page.next_cursor {
+            Some(next) => cursor = format!("&cursor={}", quote(&next)),
+            None => break,
+        }
+    }
+    if json {
+        show::json(&sandboxes)?;
+        return Ok(0);
+    }
+    let rows: Vec<Vec<String>> = sandboxes
+        .iter()
+        .map(|sandbox| {
+            vec![
+                sandbox.name.clone(),
+                sandbox.id.to_string(),
+                status_text(sandbox),
+                format!("{} MiB", sandbox.memory_mib),
+                show::age(&sandbox.created_at),
+            ]
+        })
+        .collect();
+    show::table(&["NAME", "ID", "STATUS", "MEMORY", "CREATED"], &rows)?;
+    Ok(0)
+}
+
+pub(crate) async fn get(client: &Client, name: &str, json: bool) -> Result<i32, Problem> {
+    let sandbox: Sandbox = client.get(&path(name)).await?;
+    if json { show::json(&sandbox)? } else { print(&sandbox)? }
+    Ok(0)
+}
+
+pub(crate) async fn update(client: &Client, arguments: UpdateArgs, json: bool) -> Result<i32, Problem> {
+    let PolicyPatch { sleep_after_seconds, memory_tier_seconds, awake_ports, sleep_hold_max_ms, sleep_notice_ms } =
+        policy(arguments.policy);
+    let body = UpdateSandbox {
+        name: arguments.name,
+        labels: arguments.label.map(|labels| labels.into_iter().collect()),
+        sleep_after_seconds,
+        memory_tier_seconds,
+        awake_ports,
+        sleep_hold_max_ms,
+        sleep_notice_ms,
+    };
+    if body == UpdateSandbox::default() {
+        return Err(Problem::usage("there is nothing to change").hint("such as `--sleep-after-seconds 300`"));
+    }
+    let sandbox: Sandbox = client.json("PATCH", &path(&arguments.sandbox), Some(&body)).await?;
+    if json { show::json(&sandbox)? } else { print(&sandbox)? }
+    Ok(0)
+}
+
+pub(crate) async fn sleep(client: &Client, arguments: SleepArgs, json: bool) -> Result<i32, Problem> {
+    let body = SleepRequest { tier: arguments.tier.map(Into::into) };
+    let sandbox: Sandbox = client.json("POST", &format!("{}/sleep", path(&arguments.name)), Some(&body)).await?;
+    print_changed(&sandbox, json)
+}
+
+pub(crate) async fn restart(client: &Client, name: &str, json: bool) -> Result<i32, Problem> {
+    let sandbox: Sandbox = client.json("POST", &format!("{}/restart", path(name)), None::<&()>).await?;
+    print_changed(&sandbox, json)
+}
+
+pub(crate) async fn delete(client: &Client, names: &[String], json: bool) -> Result<i32, Problem> {
+    let mut code = 0;
+    for name in names {
+        match delete_one(client, name).await {
+            Ok(()) => eprintln!("deleted {name}"),
+            // The others are deleted all the same.
+            Err(problem) => {
+                problem.print(json);
+                code = problem.exit_code();
+            }
+        }
+    }
+    Ok(code)
+}
+
+pub(crate) async fn link(client: &Client, name: &str, port: u16, json: bool) -> Result<i32, Problem> {
+    let link: Link = client.get(&format!("{}/links/{port}", path(name))).await?;
+    if json { show::json(&link)? } else { show::data(&link.url)? }
+    Ok(0)
+}
+
+/// Makes a sandbox with these settings.
+pub(crate) fn new_sandbox(size: SizeArgs, name: Option<String>, policy: PolicyPatch) -> CreateSandbox {
+    CreateSandbox {
+        name,
+        image: size.image,
+        cpus: size.cpus,
+        memory_mib: size.memory_mib,
+        env: size.env.into_iter().collect(),
+        labels: std::collections::BTreeMap::new(),
+        sleep_after_seconds: policy.sleep_after_seconds,
+        memory_tier_seconds: policy.memory_tier_seconds,
+        awake_ports: policy.awake_ports,
+        sleep_hold_max_ms: policy.sleep_hold_max_ms,
+        sleep_notice_ms: policy.sleep_notice_ms,
+    }
+}
+
+/// Asks for a sandbox.
+pub(crate) async fn make(
+    client: &Client,
+    path: &str,
+    body: &impl Serialize,
+    key: Option<&str>,
+) -> Result<Sandbox, Problem> {
+    let body = serde_json::to_vec(body).map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
+    let mut request: Builder = client.request("POST", path).header("content-type", "application/json");
+    if let Some(key) = key {
+        request = request.header("idempotency-key", key);
+    }
+    read_json(client.send(request, full(body)).await?).await
+}
+
+/// Deletes one.
+pub(crate) async fn delete_one(client: &Client, name: &str) -> Result<(), Problem> {
+    client.send(client.request("DELETE", &path(name)), full("")).await.map(drop)
+}
+
+/// Where a sandbox is in the interface.
+pub(crate) fn path(name: &str) -> String {
+    format!("/v1/sandboxes/{}", quote(name))
+}
+
+fn policy(arguments: PolicyArgs) -> PolicyPatch {
+    PolicyPatch {
+        sleep_after_seconds: arguments.sleep_after_seconds.map(|seconds| seconds.0),
+        memory_tier_seconds: arguments.memory_tier_seconds,
+        awake_ports: arguments.awake_ports,
+        sleep_hold_max_ms: arguments.sleep_hold_max_ms,
+        sleep_notice_ms: arguments.sleep_notice_ms.map(|ms| ms.0),
+    }
+}
+
+fn print_made(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
+    if json { show::json(sandbox)? } else { show::data(&sandbox.name)? }
+    Ok(0)
+}
+
+fn print_changed(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
+    if json { show::json(sandbox)? } else { eprintln!("{}: {}", sandbox.name, status_text(sandbox)) }
+    Ok(0)
+}
+
+/// Everything a person asks about one, most important first.
+fn print(sandbox: &Sandbox) -> Result<(), Problem> {
+    let line = |label: &str, text: &str| show::data(&format!("{label:<11}{text}"));
+    line("name", &sandbox.name)?;
+    line("id", sandbox.id.as_str())?;
+    line("status", &format!("{} since {}", status_text(sandbox), show::time(&sandbox.since)))?;
+    for reason in &sandbox.awake_because {
+        let until = reason.until.as_deref().map(|at| format!(", until {}", show::time(at))).unwrap_or_default();
+        line("awake", &format!("{}{until}", reason.text))?;
+    }
+    let after = match sandbox.sleep_after_seconds {
+        Some(seconds) => format!("after {} of quiet", show::seconds(seconds)),
+        None => "never by itself".to_owned(),
+    };
+    match &sandbox.will_sleep_at {
+        Some(at) => line("sleeps", &format!("at {}, {after}", show::time(at)))?,
+        None => line("sleeps", &after)?,
+    }
+    let tier = match sandbox.memory_tier_seconds {
+        0 => "straight to disk".to_owned(),
+        seconds => format!("in memory for {}, then on disk", show::seconds(seconds)),
+    };
+    line("how", &tier)?;
+    if let Some(cause) = &sandbox.woke_because {
+        line("woken by", cause)?;
+    }
+    if let Some(failure) = &sandbox.failure {
+        let code = sandbox.failure_code.as_deref().map(|code| format!(" ({code})")).unwrap_or_default();
+        line("failure", &format!("{failure}{code}"))?;
+    }
+    line("image", &sandbox.image)?;
+    line("size", &format!("{} cpu, {} MiB", sandbox.cpus, sandbox.memory_mib))?;
+    line("address", &sandbox.address)?;
+    line("life", &sandbox.life.to_string())?;
+    line("created", &show::time(&sandbox.created_at))?;
+    if let Some(parent) = &sandbox.forked_from {
+        line("fork of", parent.as_str())?;
+    }
+    if !sandbox.labels.is_empty() {
+        let labels: Vec<String> = sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        line("labels", &labels.join(","))?;
+    }
+    Ok(())
+}
+
+fn status_text(sandbox: &Sandbox) -> String {
+    match (sandbox.status, sandbox.sleep_tier) {
+        (Status::Sleeping, Some(tier)) => format!("sleeping ({})", tier_name(tier)),
+        (status, _) => status_name(status).to_owned(),
+    }
+}
+
+fn status_name(status: Status) -> &'static str {
+    match status {
+        Status::Starting => "starting",
+        Status::Running => "running",
+        Status::Sleeping => "sleeping",
+        Status::Failed => "failed",
+    }
+}
+
+fn tier_name(tier: SleepTier) -> &'static str {
+    match tier {
+        SleepTier::Memory => "memory",
+        SleepTier::Disk => "disk",
+        SleepTier::Store => "store",
+        SleepTier::Off => "off",
+    }
+}

@@ -1,0 +1,70 @@
+//! What went wrong, for the person at the terminal.
+
+use api::{ApiError, Code};
+
+/// Why a command was not carried out.
+#[derive(Clone, Debug)]
+pub(crate) struct Problem {
+    error: Box<ApiError>,
+    /// Whether the daemon said so itself.
+    from_api: bool,
+    exit_code: i32,
+    /// The daemon could not be reached, or the connection to it broke: trying again may help.
+    unreachable: bool,
+}
+
+impl Problem {
+    /// Something on this side failed.
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        let error = Box::new(ApiError::new(Code::Internal, text));
+        Self { error, from_api: false, exit_code: 1, unreachable: false }
+    }
+
+    /// What was typed makes no sense.
+    pub(crate) fn usage(text: impl Into<String>) -> Self {
+        Self { exit_code: 2, ..Self::new(text) }
+    }
+
+    /// The daemon cannot be reached, or no longer.
+    pub(crate) fn unreachable(text: impl Into<String>) -> Self {
+        Self { unreachable: true, ..Self::new(text) }
+    }
+
+    /// Adds what to do about it.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.error.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn exit_code(&self) -> i32 {
+        self.exit_code
+    }
+
+    pub(crate) fn is_unreachable(&self) -> bool {
+        self.unreachable
+    }
+
+    /// The daemon's code; `None`: the daemon did not say this.
+    pub(crate) fn code(&self) -> Option<Code> {
+        self.from_api.then_some(self.error.code)
+    }
+
+    /// Prints it to standard error.
+    pub(crate) fn print(&self, json: bool) {
+        if json && self.from_api {
+            // Plain data is always JSON.
+            eprintln!("{}", serde_json::to_string(&self.error).unwrap_or_default());
+            return;
+        }
+        eprintln!("error: {}", self.error.error);
+        if let Some(hint) = &self.error.hint {
+            eprintln!("hint: {hint}");
+        }
+    }
+}
+
+impl From<ApiError> for Problem {
+    fn from(error: ApiError) -> Self {
+        Self { error: Box::new(error), from_api: true, exit_code: 1, unreachable: false }
+    }
+}

@@ -1,0 +1,90 @@
+//! The daemon: a host and a control plane in one process.
+//!
+//! Ending it, by a signal or a crash, ends no guest: the next one takes them up again.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::host::Host;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{LogFormat, ServeArgs};
+use crate::problem::Problem;
+
+/// Runs until SIGTERM or SIGINT.
+pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Problem> {
+    log_to_stderr(arguments.log);
+    raise_open_files();
+    // Before anything is started: a signal that comes meanwhile must not end us halfway.
+    let listen = |kind| signal(kind).map_err(|error| Problem::new(format!("cannot listen for signals: {error}")));
+    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+
+    let host = start_host(data, &arguments).await?;
+    let settings = control::Settings {
+        data: data.to_owned(),
+        listen: arguments.listen,
+        domain: arguments.domain,
+        public_url: arguments.public_url,
+    };
+    let server = control::serve(host, settings).await.map_err(|error| failed(&error))?;
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), address = %server.address(), "dormouse is ready");
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("SIGTERM: stopping; guests go on"),
+        _ = interrupt.recv() => tracing::info!("SIGINT: stopping; guests go on"),
+    }
+    server.stop().await;
+    Ok(0)
+}
+
+/// The host of this machine. Everything else here goes through [`Host`].
+async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>, Problem> {
+    let mut settings = host::Settings::new(data);
+    settings.images.clone_from(&arguments.images);
+    settings.templates.clone_from(&arguments.templates);
+    settings.qemu.clone_from(&arguments.qemu);
+    if let Some(subnet) = arguments.subnet {
+        settings.subnet = subnet;
+    }
+    if let Some(seconds) = arguments.memory_tier_seconds {
+        settings.memory_tier = Duration::from_secs(seconds);
+    }
+    let daemon = host::Daemon::start(settings)
+        .await
+        .map_err(|error| failed(&error).hint("`dormouse doctor` says what this machine lacks"))?;
+    Ok(daemon)
+}
+
+/// `RUST_LOG` says how much; by default what an operator wants to know.
+fn log_to_stderr(format: LogFormat) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    match format {
+        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Json => log.json().init(),
+    }
+}
+
+/// Each sandbox, each connection needs some; the usual 1024 are gone with a few hundred sandboxes.
+fn raise_open_files() {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    if current == maximum {
+        return;
+    }
+    match setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        Ok(()) => tracing::debug!(?maximum, "raised the limit of open files"),
+        Err(error) => tracing::warn!(%error, ?current, "cannot raise the limit of open files"),
+    }
+}
+
+fn failed(error: &dyn std::error::Error) -> Problem {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    Problem::new(text)
+}
