@@ -86,9 +86,9 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             names.join(" ")
         )));
     }
-    process::run(as_root(&["apt-get", "-q", "update"])?.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    process::run(as_root(&["apt-get", "-qq", "update"])?.env("DEBIAN_FRONTEND", "noninteractive"))?;
     // Without what is only recommended: for QEMU that is a desktop's worth of libraries.
-    let mut install = vec!["apt-get", "-q", "-y", "--no-install-recommends", "install"];
+    let mut install = vec!["apt-get", "-qq", "-y", "--no-install-recommends", "install"];
     install.extend(&names);
     process::run(as_root(&install)?.env("DEBIAN_FRONTEND", "noninteractive"))?;
     match PACKAGES.iter().find(|package| !is_there(package.sign)) {

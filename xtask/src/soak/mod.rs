@@ -1,7 +1,7 @@
 //! Long runs that try to break a promise, by name. Each is an end-to-end test in its long form.
 //!
-//! A soak is the same code as the short test in CI, told by `DORMOUSE_SOAK=1` to do it as often as was promised, so
-//! that the two cannot drift apart. Its output is passed through; its end is the task's exit status.
+//! A soak is the same code as the short test in CI, told by its environment to do it as often as was promised, so that
+//! the two cannot drift apart. Its output is passed through; its end is the task's exit status.
 
 use std::time::Instant;
 
@@ -9,8 +9,8 @@ use crate::failure::{Failure, Result};
 use crate::process::step;
 use crate::{build, layout, process};
 
-/// Says to a test that it is to run in its long form.
-const LONG_FORM: &str = "DORMOUSE_SOAK";
+/// Seed of what is chosen at random.
+const SEED: &str = "DORMOUSE_SOAK_SEED";
 
 /// One of them.
 struct Soak {
@@ -20,12 +20,68 @@ struct Soak {
     about: &'static str,
     /// The test program in `tests/tests`.
     program: &'static str,
-    /// The test in it.
-    test: &'static str,
+    /// What the names of its tests contain.
+    tests: &'static str,
+    /// Says to the tests how often they are to do it.
+    environment: &'static [(&'static str, &'static str)],
 }
 
 /// All of them.
-const SOAKS: &[Soak] = &[];
+const SOAKS: &[Soak] = &[
+    Soak {
+        name: "tour",
+        about: "the tour of the README, word for word",
+        program: "tour",
+        tests: "readme_tour_word_for_word",
+        environment: &[],
+    },
+    Soak {
+        name: "cycles",
+        about: "200 sleeps and wakes in both tiers over one connection: nothing is lost, nothing left behind",
+        program: "sleep",
+        tests: "s07_nothing_is_lost_over_many_sleeps",
+        environment: &[("DORMOUSE_SOAK_CYCLES", "200")],
+    },
+    Soak {
+        name: "crash",
+        about: "the daemon killed five times at each of its worst moments, and 50 times at any, over ten sandboxes",
+        program: "crash",
+        tests: "",
+        environment: &[
+            ("DORMOUSE_SOAK_CRASH_ROUNDS", "5"),
+            ("DORMOUSE_SOAK_CRASH_RANDOM", "50"),
+            ("DORMOUSE_SOAK_CRASH_SANDBOXES", "10"),
+        ],
+    },
+    Soak {
+        name: "herd",
+        about: "50 requests at once to a sleeper: 50 answers, one wake",
+        program: "wake",
+        tests: "s08_fifty_requests_at_once",
+        environment: &[],
+    },
+    Soak {
+        name: "clock",
+        about: "a long sleep in a guest ends on waking, in both tiers, with the wall clock right",
+        program: "timers",
+        tests: "s07_a_long_sleep_ends_on_waking",
+        environment: &[],
+    },
+    Soak {
+        name: "forks",
+        about: "20 forks of a program that draws random numbers: all differ, the parent is untouched",
+        program: "forks",
+        tests: "",
+        environment: &[("DORMOUSE_SOAK_FORKS", "20")],
+    },
+    Soak {
+        name: "failures",
+        about: "full disk, damaged state, QEMU killed: what each ends as, and the restart after it",
+        program: "failures",
+        tests: "",
+        environment: &[],
+    },
+];
 
 /// Long runs that try to break a promise.
 #[derive(clap::Args)]
@@ -54,18 +110,45 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let begun = Instant::now();
     let mut command = process::cargo();
     command.args(["test", "--locked", "--package", "e2e", "--test", soak.program, "--"]);
-    command.args(["--exact", soak.test, "--nocapture", "--test-threads=1"]);
+    command.args([soak.tests, "--nocapture", "--test-threads=1"]);
     command
-        .env(LONG_FORM, "1")
+        .envs(soak.environment.iter().copied())
         .env("DORMOUSE_BIN", &programs.dormouse)
         .env("DORMOUSE_IMAGES", layout::test_images())
         .env("DORMOUSE_TEMPLATES", layout::test_templates());
-    command.envs(options.seed.map(|seed| ("DORMOUSE_SEED", seed.to_string())));
+    command.envs(options.seed.map(|seed| (SEED, seed.to_string())));
     let (ended_well, said) = process::listen(&mut command)?;
     eprintln!("    soak {name}: {:.0} s", begun.elapsed().as_secs_f64());
     // A name that fits no test makes cargo succeed with nothing done.
-    if !said.contains("1 passed") && ended_well {
-        return Err(Failure::new(format!("`{}` has no test `{}`", soak.program, soak.test)));
+    let ran = said.lines().any(|line| line.starts_with("test ") && line.ends_with(" ... ok"));
+    match (ended_well, ran) {
+        (true, true) => Ok(()),
+        (true, false) => {
+            Err(Failure::new(format!("`{}` has no test `{}`", soak.program, soak.tests)))
+        }
+        (false, _) => Err(Failure::new(format!("soak {name} failed"))),
     }
-    if ended_well { Ok(()) } else { Err(Failure::new(format!("soak {name} failed"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_soak_names_a_test_that_exists() {
+        for soak in SOAKS {
+            let path = layout::root().join("tests/tests").join(format!("{}.rs", soak.program));
+            let text = std::fs::read_to_string(&path)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            assert!(
+                text.contains(&format!("fn {}", soak.tests)),
+                "{} has no `{}`",
+                path.display(),
+                soak.tests
+            );
+            for (variable, _) in soak.environment {
+                assert!(text.contains(variable), "{} does not read {variable}", path.display());
+            }
+        }
+    }
 }
