@@ -174,6 +174,21 @@ fn s02_a_program_that_begins_to_compute_in_the_last_second_is_seen() {
 }
 
 #[test]
+fn s02_falls_asleep_only_on_what_the_guest_says_at_that_moment() {
+    let mut host = Obedient::running(after_30s());
+    host.pass_until(at(28_500));
+    assert_eq!(host.sandbox.poll_deadline(), Some(at(30_000)));
+    host.sandbox.handle_deadline(at(30_000));
+    ordered(&mut host.sandbox, Work::Sample);
+    assert!(host.sandbox.is_awake());
+    assert_eq!(host.reasons(), ["just_woke"], "until it has answered");
+    host.sandbox.handle_deadline(at(30_001));
+    assert_eq!(host.sandbox.poll_order(), None, "asked once");
+    host.sandbox.handle_sample(at(30_002), lifecycle::Sample::default());
+    ordered(&mut host.sandbox, Work::Suspend { tier: Tier::Disk });
+}
+
+#[test]
 fn s02_long_windows_are_judged_as_exactly_as_short_ones() {
     let hour_ms = 3_600_000;
     let mut host = Obedient::running(Policy { sleep_after_ms: Some(hour_ms), ..after_30s() });
@@ -333,6 +348,33 @@ fn s03_a_later_timer_does_not_keep_awake_and_wakes_four_tenths_of_a_second_befor
         assert_eq!(host.timers_late_ms, [0]);
         assert_eq!(host.slept_at(), [30_000, 70_000]);
     }
+}
+
+#[test]
+fn s03_a_timer_set_in_the_last_moment_keeps_awake() {
+    let mut host = Obedient::running(after_30s());
+    host.pass_until(at(29_500));
+    host.guest.timer = Some(at(33_000));
+    host.pass_until(at(31_000));
+    assert_eq!(host.reasons(), ["timer"]);
+    host.pass_until(at(100_000));
+    assert_eq!(host.timers_late_ms, [0]);
+    assert_eq!(host.slept_at(), [63_000]);
+}
+
+#[test]
+fn s03_a_timer_is_remembered_through_a_wake_in_which_the_guest_said_nothing() {
+    let (since, timer_due) = (at(0), Some(at(90_000)));
+    let cause = SleepCause::Idle;
+    let found = Recovered::Asleep { tier: Tier::Disk, since, cause, timer_due };
+    let mut sandbox = Sandbox::recover(at(20_000), after_30s(), found);
+    sandbox.handle_need(at(20_000), PACKET).expect("accepted");
+    let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
+    say(&mut sandbox, at(20_001), wake, Report::Ready);
+    sandbox.handle_sleep(at(20_002), SleepCause::Asked, None).expect("accepted");
+    let suspend = ordered(&mut sandbox, Work::Suspend { tier: Tier::Disk });
+    say(&mut sandbox, at(20_003), suspend, Report::Suspended { tier: Tier::Disk });
+    assert_eq!(sandbox.poll_deadline(), Some(at(89_600)));
 }
 
 #[test]
