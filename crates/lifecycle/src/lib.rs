@@ -36,8 +36,8 @@
 //! 6. Nobody is called idle without having said so: without a fresh sample from the guest it is not put to sleep for
 //!    idleness.
 //!
-//! The tests of this crate hold these against random histories (`tests/histories.rs`), show the whole transition table as
-//! text (`tests/table.rs`), prove the S-rules one by one (`tests/rules.rs`) and live through a month (`tests/month.rs`).
+//! The tests of this crate hold these against random histories (`tests/life/histories.rs`), show the whole transition table as
+//! text (`tests/life/table.rs`), prove the S-rules one by one and live through a month (`tests/life/month.rs`).
 //!
 //! # Not here
 //!

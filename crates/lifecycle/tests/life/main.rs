@@ -3,12 +3,14 @@
 //! - `table`: every phase times everything that can happen, as text.
 //! - `histories`: random histories against a world that counts machines and memories.
 //! - `month`: a month in a few seconds.
-//! - `rules`, `holds`: the S-rules, one test or more each, named after them.
+//! - `quiet`, `sleeping`, `holds`, `failing`: the S-rules, one test or more each, named after them.
 
+mod failing;
 mod histories;
 mod holds;
 mod month;
 mod obedient;
-mod rules;
+mod quiet;
+mod sleeping;
 mod table;
 mod world;

@@ -203,3 +203,18 @@ impl Obedient {
         self.count(|work| *work == Work::Wake { from })
     }
 }
+
+/// Something from the network needs it.
+pub(crate) const PACKET: Cause = Cause::Packet { peer: None, port: Some(8000) };
+
+/// The next order's number, which must be for `work`.
+pub(crate) fn ordered(sandbox: &mut Sandbox, work: Work) -> Attempt {
+    let order = sandbox.poll_order().expect("an order");
+    assert_eq!(order.work, work);
+    order.attempt
+}
+
+/// The host reports, and is believed.
+pub(crate) fn say(sandbox: &mut Sandbox, now: Time, attempt: Attempt, report: Report) {
+    assert_eq!(sandbox.handle_report(now, attempt, report), Heard::Taken);
+}
