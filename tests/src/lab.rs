@@ -16,6 +16,11 @@ const INSIDE: &str = "DORMOUSE_E2E_INSIDE";
 /// Where the daemon under test listens, in its own namespace.
 pub const LISTEN: &str = "127.0.0.1:8420";
 
+/// An HTTP server in Python that waits for nothing but requests (`http.server` itself looks twice a second whether it shall
+/// stop, a timer that keeps a sandbox awake). Arguments: address, port.
+pub const LISTEN_PROGRAM: &str = "import sys, http.server as h\n\
+    h.ThreadingHTTPServer((sys.argv[1], int(sys.argv[2])), h.SimpleHTTPRequestHandler).serve_forever(poll_interval=None)";
+
 /// Runs a test in a network namespace of its own, with a fresh daemon. `name` from [`test_name`](crate::test_name).
 #[track_caller]
 pub fn isolated(name: &str, test: impl FnOnce(&mut Lab)) {
@@ -53,7 +58,8 @@ impl Lab {
     fn new(name: &str) -> Self {
         let base = workspace().join("target/e2e/runs");
         std::fs::create_dir_all(&base).expect("folder for runs");
-        let prefix = name.replace("::", "-");
+        // Short: the daemon's socket is below it, and paths of sockets have 107 bytes.
+        let prefix: String = name.chars().take(12).filter(char::is_ascii_alphanumeric).collect();
         let folder = tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(base).expect("temp folder");
         // Guests' processes have accounts of their own and must be able to get to their files.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::TcpListener;
 
+use e2e::lab::LISTEN_PROGRAM as LISTEN;
 use e2e::{isolated, net, test_name};
 
 /// Starts a server in this network namespace that says one line to everybody who connects.
@@ -53,7 +54,7 @@ fn guests_reach_the_internet_and_nothing_else() {
         // Not the host, on any of its addresses; not another sandbox; no private range.
         say("0.0.0.0:9999", "the host");
         let b = lab.view("b")["address"].as_str().expect("an address").to_owned();
-        lab.ok(&["exec", "b", "--background", "--", "python3", "-m", "http.server", "9999"]);
+        lab.ok(&["exec", "b", "--background", "--", "python3", "-c", LISTEN, "0.0.0.0", "9999"]);
         for target in ["10.118.0.1", "203.0.113.1", &b, "10.0.0.1", "192.168.0.1", "169.254.169.254"] {
             let output = lab.run(&["exec", "a", "--", "sh", "-c", &format!("{FETCH} {target} 9999")]);
             assert_ne!(output.status.code(), Some(0), "a reached {target}");
@@ -83,7 +84,7 @@ fn names_are_resolved_through_the_host() {
 fn ports_on_loopback_are_reached_through_the_link() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "a", "--sleep-after-seconds", "never"]);
-        lab.ok(&["exec", "a", "--background", "--", "python3", "-m", "http.server", "8000", "--bind", "127.0.0.1"]);
+        lab.ok(&["exec", "a", "--background", "--", "python3", "-c", LISTEN, "127.0.0.1", "8000"]);
         let link = lab.ok(&["link", "a", "8000"]);
         let answer = net::follow(&link).expect("answered");
         assert_eq!(answer.status, 200, "{answer:?}");

@@ -1,5 +1,6 @@
 //! Clocks and timers over sleep.
 
+use e2e::lab::LISTEN_PROGRAM as LISTEN;
 use e2e::{isolated, net, test_name, until};
 
 /// Seconds since 1970, by this machine.
@@ -66,7 +67,7 @@ fn s03_a_timer_fires_on_time_though_it_sleeps() {
 fn s08_a_request_that_woke_it_says_how_long_that_took() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "web"]);
-        lab.ok(&["exec", "web", "--background", "--", "python3", "-m", "http.server", "8000"]);
+        lab.ok(&["exec", "web", "--background", "--", "python3", "-c", LISTEN, "0.0.0.0", "8000"]);
         let link = lab.ok(&["link", "web", "8000"]);
         let first = net::follow(&link).expect("answered");
         assert_eq!(first.status, 200, "{first:?}");

@@ -22,8 +22,8 @@ fn readme_tour_word_for_word() {
             "dormouse sandboxes get web",
             "dormouse sandboxes get web\nuntil dormouse sandboxes get web | grep -q sleeping; do :; done\ndormouse sandboxes get web",
         ));
-        let output = Command::new("bash")
-            .args(["-c", &script])
+        let output = Command::new("timeout")
+            .args(["300", "bash", "-c", &script])
             .envs(lab.env())
             .env("PATH", path)
             .current_dir(e2e::lab::workspace())
