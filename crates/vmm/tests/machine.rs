@@ -60,6 +60,30 @@ async fn an_hour_asleep_on_disk_is_an_hour_for_the_guest() {
     machine.kill().await.unwrap();
 }
 
+/// QEMU has nothing to make up for, however long the sleep: going on takes no longer after a month.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_month_asleep_is_not_worked_through_by_qemu() {
+    let bench = Bench::new();
+    let spec = bench.spec();
+    let (mut machine, mut guest) = bench.boot(&spec).await;
+    let before = clock(&guest.ask("clock").await);
+    let state = bench.path("state");
+    machine.pause().await.unwrap();
+    let mark = machine.save_state(&state).await.unwrap().mark;
+    let fingerprint = machine.fingerprint().clone();
+    machine.quit().await.unwrap();
+    let month = Duration::from_secs(30 * 24 * 3600);
+    let mut machine =
+        Machine::restore(&bench.qemu, &spec, &state, &mark, &fingerprint, month).await.unwrap();
+    let cont = machine.cont().await.unwrap();
+    println!("cont {cont:?}");
+    // It was half a minute before the interval timer was moved on.
+    assert!(cont < Duration::from_secs(1), "{cont:?}");
+    let after = clock(&Guest::of(&machine).ask("clock").await);
+    assert!(Duration::from_nanos(after.0 - before.0) > month);
+    machine.kill().await.unwrap();
+}
+
 /// A sleep that is given up before it is published: the same machine goes on, and can be saved again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_saved_machine_goes_on_and_is_saved_again() {

@@ -13,20 +13,20 @@ use vmm::qemu::{Known, Places};
 use vmm::{Account, BootImage, Disk, Machine, MachineSpec, Outlets, Qemu};
 
 /// How long a boot may take here: some 3 s under TCG, more when other tests run beside it.
-pub const BOOT_MAX: Duration = Duration::from_secs(60);
+pub(crate) const BOOT_MAX: Duration = Duration::from_secs(60);
 /// How long anything else may take.
-pub const STEP_MAX: Duration = Duration::from_secs(20);
+pub(crate) const STEP_MAX: Duration = Duration::from_secs(20);
 
 /// One test's QEMU, image and folder.
-pub struct Bench {
-    pub qemu: Qemu,
-    pub image: BootImage,
-    pub root: PathBuf,
-    pub folder: tempfile::TempDir,
+pub(crate) struct Bench {
+    pub(crate) qemu: Qemu,
+    pub(crate) image: BootImage,
+    pub(crate) root: PathBuf,
+    pub(crate) folder: tempfile::TempDir,
 }
 
 impl Bench {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let Some(image) = std::env::var_os("DORMOUSE_TEST_IMAGE").map(PathBuf::from) else {
             panic!(
                 "DORMOUSE_TEST_IMAGE is not set: this test boots a real guest and needs a folder with `vmlinuz`, `initrd` and \
@@ -62,12 +62,12 @@ impl Bench {
         Self { qemu, image: boot, root: image.join("root.ext4"), folder }
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
     /// A machine with neither disk nor network, run by an account without rights.
-    pub fn spec(&self) -> MachineSpec {
+    pub(crate) fn spec(&self) -> MachineSpec {
         MachineSpec {
             label: "test".to_owned(),
             cpus: 1,
@@ -85,14 +85,14 @@ impl Bench {
     }
 
     /// The same with a fresh disk over the image's root file system.
-    pub async fn spec_with_disk(&self) -> MachineSpec {
+    pub(crate) async fn spec_with_disk(&self) -> MachineSpec {
         let overlay = self.path("disk.qcow2");
         vmm::files::create_overlay(&self.qemu, &overlay, &self.root, None).await.unwrap();
         MachineSpec { disk: Some(Disk { overlay, base: self.root.clone() }), ..self.spec() }
     }
 
     /// Boots and waits until the guest answers.
-    pub async fn boot(&self, spec: &MachineSpec) -> (Machine, Guest) {
+    pub(crate) async fn boot(&self, spec: &MachineSpec) -> (Machine, Guest) {
         let machine = Machine::boot(&self.qemu, spec, &self.image).await.unwrap();
         let mut guest = Guest::of(&machine);
         guest.ask_within("ping", BOOT_MAX).await;
@@ -101,28 +101,29 @@ impl Bench {
 }
 
 /// The guest's end of its port.
-pub struct Guest {
+pub(crate) struct Guest {
     stream: BufReader<UnixStream>,
-    console: PathBuf,
+    logs: [PathBuf; 2],
 }
 
 impl Guest {
-    pub fn of(machine: &Machine) -> Self {
+    pub(crate) fn of(machine: &Machine) -> Self {
         let stream = BufReader::new(machine.guest_stream().unwrap());
-        Self { stream, console: machine.outlets().console.clone() }
+        let outlets = machine.outlets();
+        Self { stream, logs: [outlets.console.clone(), outlets.log.clone()] }
     }
 
-    pub async fn ask(&mut self, line: &str) -> String {
+    pub(crate) async fn ask(&mut self, line: &str) -> String {
         self.ask_within(line, STEP_MAX).await
     }
 
     /// For what the guest does not survive.
-    pub async fn tell(&mut self, line: &str) {
+    pub(crate) async fn tell(&mut self, line: &str) {
         self.stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
     /// The answer to what was told.
-    pub async fn read(&mut self) -> String {
+    pub(crate) async fn read(&mut self) -> String {
         self.read_within(STEP_MAX).await
     }
 
@@ -130,11 +131,10 @@ impl Guest {
         let mut answer = String::new();
         let read = tokio::time::timeout(limit, self.stream.read_line(&mut answer)).await;
         if !matches!(read, Ok(Ok(1..))) {
-            let console = std::fs::read(&self.console).unwrap_or_default();
-            panic!(
-                "no answer within {limit:?} ({read:?}); console:\n{}",
-                String::from_utf8_lossy(&console)
-            );
+            let [console, log] =
+                self.logs.each_ref().map(|path| std::fs::read(path).unwrap_or_default());
+            let (console, log) = (String::from_utf8_lossy(&console), String::from_utf8_lossy(&log));
+            panic!("no answer within {limit:?} ({read:?}); qemu:\n{log}\nconsole:\n{console}");
         }
         answer.trim_end().to_owned()
     }
@@ -145,8 +145,35 @@ impl Guest {
     }
 }
 
+/// Runs a test's body in a network namespace of its own: the test starts itself once more in one.
+pub(crate) fn in_own_network(test: &str, body: impl AsyncFnOnce()) {
+    const INSIDE: &str = "VMM_TEST_IN_OWN_NETWORK";
+    if std::env::var_os(INSIDE).is_some_and(|name| name == test) {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(body());
+        return;
+    }
+    let output = Command::new("unshare")
+        .arg("--net")
+        .arg(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture", "--test-threads=1"])
+        .env(INSIDE, test)
+        .output()
+        .expect("run unshare (package util-linux)");
+    let said = format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+    print!("{said}");
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "the test failed in its own network namespace (needs root)"
+    );
+}
+
 /// Looks every millisecond until `ready` gives something.
-pub async fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut ready: impl FnMut() -> Option<T>) -> T {
     let deadline = tokio::time::Instant::now() + STEP_MAX;
     loop {
         if let Some(value) = ready() {
