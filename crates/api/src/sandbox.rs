@@ -298,6 +298,7 @@ pub struct Why {
 }
 
 /// Tells a field that is null from one that is absent.
+#[expect(clippy::option_option, reason = "absent, null and a value are three different wishes")]
 fn some_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,

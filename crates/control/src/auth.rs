@@ -33,7 +33,8 @@ impl Tokens {
         getrandom::fill(&mut random).map_err(Failure::internal("draw a token"))?;
         let token = format!("dm_{}", hex(&random));
         // The file first: a crash before the row only means that the next start writes another one.
-        write_private(&data.join(ADMIN_TOKEN_FILE), &token).map_err(Failure::internal("write the first token's file"))?;
+        write_private(&data.join(ADMIN_TOKEN_FILE), &token)
+            .map_err(Failure::internal("write the first token's file"))?;
         let hash = sha256_hex(token.as_bytes());
         catalogue.add_token("admin", "made at the first start", &hash).await?;
         tracing::info!(file = ADMIN_TOKEN_FILE, "made the first token");
@@ -46,16 +47,22 @@ impl Tokens {
             Err(ApiError::new(Code::Unauthorized, text)
                 .hint("send `Authorization: Bearer <token>`; the first token is in `admin.token` in the data folder"))
         };
-        let Some(value) = headers.get(header::AUTHORIZATION) else { return unauthorized("no token was sent") };
+        let Some(value) = headers.get(header::AUTHORIZATION) else {
+            return unauthorized("no token was sent");
+        };
         let token = value.to_str().ok().and_then(|value| {
             let (scheme, token) = value.split_once(' ')?;
             scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
         });
-        let Some(token) = token else { return unauthorized("the `Authorization` header is not `Bearer <token>`") };
+        let Some(token) = token else {
+            return unauthorized("the `Authorization` header is not `Bearer <token>`");
+        };
         let hash = sha256_hex(token.as_bytes());
         // Every hash is compared, all of it, so that the time says nothing.
-        let known =
-            self.0.iter().fold(Choice::from(0), |known, one| known | one.as_bytes().ct_eq(hash.as_bytes()));
+        let known = self
+            .0
+            .iter()
+            .fold(Choice::from(0), |known, one| known | one.as_bytes().ct_eq(hash.as_bytes()));
         if bool::from(known) { Ok(()) } else { unauthorized("the token is not known") }
     }
 }

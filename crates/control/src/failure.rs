@@ -23,7 +23,9 @@ pub enum Failure {
 
 impl Failure {
     /// For `map_err`: this step failed, and it is our fault.
-    pub(crate) fn internal<E: Error + Send + Sync + 'static>(what: &'static str) -> impl FnOnce(E) -> Self {
+    pub(crate) fn internal<E: Error + Send + Sync + 'static>(
+        what: &'static str,
+    ) -> impl FnOnce(E) -> Self {
         move |source| Self::Internal { what, source: Box::new(source) }
     }
 
@@ -49,10 +51,13 @@ impl From<ApiError> for Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let error = self.into_api_error();
-        let status = StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        let status =
+            StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut response = (status, Json(&error)).into_response();
         if error.code == Code::Unauthorized {
-            response.headers_mut().insert("www-authenticate", axum::http::HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert("www-authenticate", axum::http::HeaderValue::from_static("Bearer"));
         }
         response
     }

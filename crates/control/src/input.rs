@@ -30,7 +30,10 @@ impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
     type Rejection = Failure;
 
     async fn from_request(request: Request, _: &App) -> Result<Self, Failure> {
-        let announced = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+        let announced = request
+            .headers()
+            .get(CONTENT_LENGTH)
+            .and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
         if announced.is_some_and(|length| length > JSON_BYTES_MAX as u64) {
             return Err(too_large().into());
         }
@@ -44,7 +47,8 @@ impl<T: DeserializeOwned> FromRequest<App> for JsonBody<T> {
                 return Err(ApiError::invalid("body", "the body broke off before its end").into());
             }
             Err(_) => {
-                let text = format!("the body did not arrive within {} s", JSON_BODY_TIME_MAX.as_secs());
+                let text =
+                    format!("the body did not arrive within {} s", JSON_BODY_TIME_MAX.as_secs());
                 return Err(ApiError::invalid("body", text).into());
             }
         };
@@ -61,7 +65,9 @@ impl<T: DeserializeOwned> FromRequestParts<App> for Query<T> {
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
         let pairs = form_urlencoded::parse(parts.uri.query().unwrap_or_default().as_bytes());
         let value = serde_path_to_error::deserialize(serde_urlencoded::Deserializer::new(pairs))
-            .map_err(|error| explain("the query", &error.path().to_string(), &error.inner().to_string()))?;
+            .map_err(|error| {
+                explain("the query", &error.path().to_string(), &error.inner().to_string())
+            })?;
         Ok(Self(value))
     }
 }
@@ -76,12 +82,16 @@ impl FromRequestParts<App> for At {
         let given = path_param(parts, app, "id").await?;
         app.catalogue().find(&given).map(Self).ok_or_else(|| {
             // What is no name at all is not repeated into the answer.
-            let text = if given.len() <= api::sandbox::NAME_CHARS_MAX && crate::validate::is_name(&given) {
+            let text = if given.len() <= api::sandbox::NAME_CHARS_MAX
+                && crate::validate::is_name(&given)
+            {
                 format!("no sandbox has the id or name `{given}`")
             } else {
                 "no sandbox has this id or name".to_owned()
             };
-            ApiError::new(Code::NotFound, text).hint("`GET /v1/sandboxes` lists what there is").into()
+            ApiError::new(Code::NotFound, text)
+                .hint("`GET /v1/sandboxes` or `dormouse sandboxes list` shows what there is")
+                .into()
         })
     }
 }
@@ -97,7 +107,8 @@ impl FromRequestParts<App> for ExecId {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let given = path_param(parts, app, "exec_id").await?;
-        let plain = given.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
+        let plain =
+            given.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
         if given.is_empty() || given.len() > EXEC_ID_CHARS_MAX || !plain {
             return Err(ApiError::new(Code::NotFound, "no command has this id")
                 .hint("`GET /v1/sandboxes/{id}/execs` lists them")
@@ -117,21 +128,25 @@ impl FromRequestParts<App> for Port {
         let given = path_param(parts, app, "port").await?;
         match given.parse() {
             Ok(port) if port > 0 => Ok(Self(port)),
-            _ => Err(ApiError::invalid("port", "not a port").hint("a whole number from 1 to 65535").into()),
+            _ => Err(ApiError::invalid("port", "not a port")
+                .hint("a whole number from 1 to 65535")
+                .into()),
         }
     }
 }
 
 /// A body of any length as a reader; a client that goes away before its end reads as an error, never as the end.
 pub(crate) fn body_reader(body: Body) -> Box<dyn tokio::io::AsyncRead + Send + Unpin> {
-    let pieces = futures_util::TryStreamExt::map_err(body.into_data_stream(), std::io::Error::other);
+    let pieces =
+        futures_util::TryStreamExt::map_err(body.into_data_stream(), std::io::Error::other);
     Box::new(tokio_util::io::StreamReader::new(pieces))
 }
 
 /// Parses a JSON object into `T`.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let mut value: Value = serde_json::from_slice(bytes).map_err(|error| {
-        ApiError::invalid("body", format!("the body is no JSON: {error}")).hint("send a JSON object, such as `{}`")
+        ApiError::invalid("body", format!("the body is no JSON: {error}"))
+            .hint("send a JSON object, such as `{}`")
     })?;
     if !value.is_object() {
         return Err(ApiError::invalid("body", "the body is not a JSON object").hint("such as `{}`"));
@@ -149,7 +164,10 @@ fn make_integers(value: &mut Value) {
                 && float.fract() == 0.0
                 && float.abs() <= EXACT_INTEGER_MAX
             {
-                #[expect(clippy::cast_possible_truncation, reason = "whole, and within what both types hold exactly")]
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "whole, and within what both types hold exactly"
+                )]
                 let whole = float as i64;
                 *number = whole.into();
             }
@@ -164,23 +182,28 @@ fn make_integers(value: &mut Value) {
 fn explain(place: &str, path: &str, message: &str) -> ApiError {
     let message = message.split(" at line ").next().unwrap_or(message);
     if let Some(rest) = message.strip_prefix("unknown field `") {
-        let (name, expected) = rest.split_once("`, expected ").unwrap_or((rest.trim_end_matches('`'), ""));
+        let (name, expected) =
+            rest.split_once("`, expected ").unwrap_or((rest.trim_end_matches('`'), ""));
         let known = expected.strip_prefix("one of ").unwrap_or(expected);
-        let parent = path.strip_suffix(name).unwrap_or(path).trim_end_matches('.').trim_matches('?');
+        let parent =
+            path.strip_suffix(name).unwrap_or(path).trim_end_matches('.').trim_matches('?');
         let field = if parent.is_empty() { name.to_owned() } else { format!("{parent}.{name}") };
-        let error = ApiError::invalid(&field, format!("{place} has a field that is not known: `{field}`"));
+        let error =
+            ApiError::invalid(&field, format!("{place} has a field that is not known: `{field}`"));
         return if known.is_empty() { error } else { error.hint(format!("known are {known}")) };
     }
     if let Some(rest) = message.strip_prefix("missing field `") {
         let name = rest.trim_end_matches('`');
         let parent = if path == "." || path == "?" { String::new() } else { format!("{path}.") };
-        return ApiError::invalid(&format!("{parent}{name}"), format!("{place} lacks the field `{parent}{name}`"));
+        return ApiError::invalid(
+            &format!("{parent}{name}"),
+            format!("{place} lacks the field `{parent}{name}`"),
+        );
     }
     let field = if path == "." || path == "?" { "body" } else { path };
     match message.split_once(", expected ") {
-        Some((wrong, expected)) => {
-            ApiError::invalid(field, format!("`{field}`: {wrong}")).hint(format!("expected {}", in_words(expected)))
-        }
+        Some((wrong, expected)) => ApiError::invalid(field, format!("`{field}`: {wrong}"))
+            .hint(format!("expected {}", in_words(expected))),
         None => ApiError::invalid(field, format!("`{field}`: {message}")),
     }
 }
@@ -202,7 +225,11 @@ fn in_words(expected: &str) -> &str {
 async fn path_param(parts: &mut Parts, app: &App, name: &str) -> Result<String, Failure> {
     let not_found = || Failure::from(ApiError::new(Code::NotFound, "no such path"));
     let params = RawPathParams::from_request_parts(parts, app).await.map_err(|_| not_found())?;
-    params.iter().find(|(key, _)| *key == name).map(|(_, value)| value.to_owned()).ok_or_else(not_found)
+    params
+        .iter()
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value.to_owned())
+        .ok_or_else(not_found)
 }
 
 fn too_large() -> ApiError {
@@ -222,7 +249,12 @@ mod tests {
     fn told<T: DeserializeOwned + std::fmt::Debug>(body: &str) -> String {
         let error = parse::<T>(body.as_bytes()).expect_err("must be refused");
         assert_eq!(error.code, Code::InvalidRequest);
-        format!("{} | {} | {}", error.field.unwrap_or_default(), error.error, error.hint.unwrap_or_default())
+        format!(
+            "{} | {} | {}",
+            error.field.unwrap_or_default(),
+            error.error,
+            error.hint.unwrap_or_default()
+        )
     }
 
     #[test]
@@ -262,7 +294,8 @@ mod tests {
 
     #[test]
     fn whole_numbers_may_be_written_with_a_fraction() {
-        let create: CreateSandbox = parse(br#"{"memory_mib": 512.0, "sleep_after_seconds": 5e0}"#).unwrap();
+        let create: CreateSandbox =
+            parse(br#"{"memory_mib": 512.0, "sleep_after_seconds": 5e0}"#).unwrap();
         assert_eq!((create.memory_mib, create.sleep_after_seconds), (Some(512), Some(Some(5))));
     }
 }

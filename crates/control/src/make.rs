@@ -23,7 +23,7 @@ use crate::failure::{Failure, chain};
 /// Characters of a URL's key: 20 of 32 give 100 bits.
 pub(crate) const KEY_CHARS: usize = 20;
 /// How long a repeated request waits for the first one before it is told `in_progress`.
-const REPEAT_WAIT_MAX: Duration = Duration::from_secs(60);
+const REPEAT_WAIT_MAX: Duration = Duration::from_mins(1);
 /// How often an id is drawn before giving up; twice would already be a wonder.
 const DRAWS_MAX: u32 = 4;
 
@@ -56,15 +56,24 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
         let mut making = app.making().0.lock().await;
         let entry = new_entry(app, &order)?;
         let spec = spec_json(&order)?;
-        let wanted =
-            Wanted { host: app.host().name(), key: key.map(|key| (key, hash.as_str())), entry: entry.clone(), spec: &spec };
+        let wanted = Wanted {
+            host: app.host().name(),
+            key: key.map(|key| (key, hash.as_str())),
+            entry: entry.clone(),
+            spec: &spec,
+        };
         let (entry, resumed) = match app.catalogue().reserve(wanted).await? {
             Reservation::New => (entry, false),
-            Reservation::Answered(sandbox) => return Ok(Made { sandbox: *sandbox, replayed: true }),
+            Reservation::Answered(sandbox) => {
+                return Ok(Made { sandbox: *sandbox, replayed: true });
+            }
             Reservation::Mismatch => {
-                return Err(ApiError::new(Code::IdempotencyMismatch, "the idempotency key belongs to another request")
-                    .hint("take a new key for a new request")
-                    .into());
+                return Err(ApiError::new(
+                    Code::IdempotencyMismatch,
+                    "the idempotency key belongs to another request",
+                )
+                .hint("take a new key for a new request")
+                .into());
             }
             Reservation::NameTaken => return Err(name_taken(&entry.name).into()),
             Reservation::Begun(entry) => {
@@ -72,14 +81,19 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                     let text = "what an earlier attempt left is being removed";
                     return Err(ApiError::new(Code::BeingDeleted, text).into());
                 }
-                if let Some(done) = making.get(&entry.id).filter(|done| done.has_changed().is_ok()) {
+                if let Some(done) = making.get(&entry.id).filter(|done| done.has_changed().is_ok())
+                {
                     let mut done = done.clone();
                     drop(making);
                     // Its sender is dropped when the work has ended, well or not.
                     if tokio::time::timeout_at(until, done.changed()).await.is_ok() {
                         continue;
                     }
-                    return Err(ApiError::new(Code::InProgress, "the same request is still being worked on").into());
+                    return Err(ApiError::new(
+                        Code::InProgress,
+                        "the same request is still being worked on",
+                    )
+                    .into());
                 }
                 (entry, true)
             }
@@ -96,17 +110,28 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                 result
             })
         };
-        return work.await.map_err(Failure::internal("make a sandbox"))?.map(|sandbox| Made { sandbox, replayed: resumed });
+        return work
+            .await
+            .map_err(Failure::internal("make a sandbox"))?
+            .map(|sandbox| Made { sandbox, replayed: resumed });
     }
 }
 
 /// Another sandbox has this name.
 pub(crate) fn name_taken(name: &str) -> ApiError {
-    let error = ApiError { field: Some("name".to_owned()), ..ApiError::new(Code::NameTaken, format!("the name `{name}` is taken")) };
+    let error = ApiError {
+        field: Some("name".to_owned()),
+        ..ApiError::new(Code::NameTaken, format!("the name `{name}` is taken"))
+    };
     error.hint("choose another name, or delete or rename the sandbox that has it")
 }
 
-async fn carry_out(app: &App, entry: &Entry, order: Order, resumed: bool) -> Result<Sandbox, Failure> {
+async fn carry_out(
+    app: &App,
+    entry: &Entry,
+    order: Order,
+    resumed: bool,
+) -> Result<Sandbox, Failure> {
     let host = app.host();
     // After a crash the host may have it already; then it is not made from its parent a second time.
     let known = if resumed { host.view(&entry.id).await.ok() } else { None };
@@ -182,7 +207,14 @@ fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
         getrandom::fill(&mut random).map_err(Failure::internal("draw a URL key"))?;
         let name = name.clone().unwrap_or_else(|| id.to_string());
         let state = State::Creating;
-        return Ok(Entry { id, name, state, link_key: base32(&random), epoch: 1, created_ms: now_ms() });
+        return Ok(Entry {
+            id,
+            name,
+            state,
+            link_key: base32(&random),
+            epoch: 1,
+            created_ms: now_ms(),
+        });
     }
     Err(ApiError::new(Code::Internal, "no free id was found").into())
 }

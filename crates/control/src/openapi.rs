@@ -46,12 +46,16 @@ pub fn document() -> String {
         SecurityScheme::Http(
             HttpBuilder::new()
                 .scheme(HttpAuthScheme::Bearer)
-                .description(Some("`Authorization: Bearer <token>`; not needed on the local socket"))
+                .description(Some(
+                    "`Authorization: Bearer <token>`; not needed on the local socket",
+                ))
                 .build(),
         ),
     );
     for item in document.paths.paths.values_mut() {
-        for operation in [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch] {
+        for operation in
+            [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch]
+        {
             operation.iter_mut().for_each(complete);
         }
     }
@@ -62,11 +66,13 @@ pub fn document() -> String {
 
 /// What is the same for every operation: the token, and the one error body.
 fn complete(operation: &mut Operation) {
-    operation.security.get_or_insert_with(|| vec![SecurityRequirement::new("token", [] as [&str; 0])]);
+    operation
+        .security
+        .get_or_insert_with(|| vec![SecurityRequirement::new("token", [] as [&str; 0])]);
     let example = serde_json::json!({
         "error": "no sandbox has the id or name `web`",
         "code": "not_found",
-        "hint": "`GET /v1/sandboxes` lists what there is",
+        "hint": "`GET /v1/sandboxes` or `dormouse sandboxes list` shows what there is",
         "retryable": false,
     });
     let schema = RefOr::Ref(Ref::from_schema_name("ApiError"));
@@ -96,13 +102,21 @@ mod tests {
                 assert!(!text("description").is_empty(), "{place} lacks a description");
                 assert!(operation["tags"][0].is_string(), "{place} lacks a tag");
                 assert!(ids.insert(text("operationId")), "{place} has the operationId of another");
-                assert!(operation["responses"]["default"].is_object(), "{place} lacks the error body");
+                assert!(
+                    operation["responses"]["default"].is_object(),
+                    "{place} lacks the error body"
+                );
                 for (status, response) in operation["responses"].as_object().unwrap() {
-                    let described = response["description"].as_str().is_some_and(|text| !text.is_empty());
+                    let described =
+                        response["description"].as_str().is_some_and(|text| !text.is_empty());
                     assert!(described, "{place}: {status} lacks a description");
                 }
                 for parameter in operation["parameters"].as_array().into_iter().flatten() {
-                    assert!(parameter["description"].is_string(), "{place}: {} lacks a description", parameter["name"]);
+                    assert!(
+                        parameter["description"].is_string(),
+                        "{place}: {} lacks a description",
+                        parameter["name"]
+                    );
                 }
                 assert!(operation.to_string().contains("\"example\""), "{place} lacks an example");
             }
@@ -113,7 +127,10 @@ mod tests {
     #[test]
     fn the_checked_in_document_is_current() {
         let checked_in = include_str!("../../../docs/openapi.json");
-        assert!(checked_in == super::document(), "write it anew: `dormouse openapi > docs/openapi.json`");
+        assert!(
+            checked_in == super::document(),
+            "write it anew: `dormouse openapi > docs/openapi.json`"
+        );
     }
 
     #[test]

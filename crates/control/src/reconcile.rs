@@ -22,8 +22,13 @@ use crate::failure::{Failure, chain};
 /// Makes catalogue and host agree.
 pub(crate) async fn run(app: &App) -> Result<(), Failure> {
     app.catalogue().add_host(app.host().name()).await?;
-    let mut known: HashMap<SandboxId, Known> =
-        app.host().list().await.into_iter().map(|known| (known.sandbox.id.clone(), known)).collect();
+    let mut known: HashMap<SandboxId, Known> = app
+        .host()
+        .list()
+        .await
+        .into_iter()
+        .map(|known| (known.sandbox.id.clone(), known))
+        .collect();
     for entry in app.catalogue().all() {
         let at_host = known.remove(&entry.id);
         match (entry.state, at_host) {
@@ -65,7 +70,11 @@ pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
 }
 
 async fn adopt(app: &App, at_host: Known) -> Result<(), Failure> {
-    let created_ms = at_host.sandbox.created_at.parse::<jiff::Timestamp>().map_or_else(|_| now_ms(), |at| at.as_millisecond());
+    let created_ms = at_host
+        .sandbox
+        .created_at
+        .parse::<jiff::Timestamp>()
+        .map_or_else(|_| now_ms(), jiff::Timestamp::as_millisecond);
     let entry = Entry {
         id: at_host.sandbox.id.clone(),
         name: at_host.sandbox.name.clone(),

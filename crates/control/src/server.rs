@@ -84,7 +84,8 @@ pub struct Server {
 pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, ServeError> {
     // First, so that a second daemon on the same folder changes nothing.
     let socket = settings.data.join(SOCKET_FILE);
-    let unix = bind_private(&socket).map_err(|source| ServeError::Socket { path: socket.clone(), source })?;
+    let unix = bind_private(&socket)
+        .map_err(|source| ServeError::Socket { path: socket.clone(), source })?;
     let catalogue = Catalogue::open(&settings.data).await?;
     let tokens = Tokens::load(&catalogue, &settings.data).await.map_err(ServeError::Start)?;
     let listen_failed = |source| ServeError::Listen { address: settings.listen.clone(), source };
@@ -159,27 +160,27 @@ struct Service {
 
 impl Service {
     /// One request: to a sandbox's port, or to the interface.
-    async fn handle(self, mut request: Request<Incoming>, peer: Peer) -> Result<Response<Body>, std::convert::Infallible> {
+    async fn handle(
+        self,
+        mut request: Request<Incoming>,
+        peer: Peer,
+    ) -> Result<Response<Body>, std::convert::Infallible> {
         let id = request_id();
         let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
-        let mut response = async {
-            match edge::address(&self.app, &request) {
-                Some(address) => edge::handle(&self.app, address, request, peer).await,
-                None => {
-                    request.extensions_mut().insert(peer);
-                    let Ok(response) = self.router.oneshot(request.map(Body::new)).await;
-                    let value = HeaderValue::try_from(&id).expect("hex is a header value");
-                    let mut response: Response<Body> = response;
-                    response.headers_mut().insert(REQUEST_ID, value);
-                    response
-                }
+        let response = async {
+            if let Some(address) = edge::address(&self.app, &request) {
+                // Passed on as the sandbox's server made it.
+                return edge::handle(&self.app, address, request, peer).await;
             }
+            request.extensions_mut().insert(peer);
+            let Ok(mut response) = self.router.oneshot(request.map(Body::new)).await;
+            let value = HeaderValue::try_from(&id).expect("hex is a header value");
+            response.headers_mut().insert(REQUEST_ID, value);
+            response
         }
         .instrument(span.clone())
         .await;
         span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
-        // A date and a server name are nobody's business here; hyper adds the date itself.
-        response.headers_mut().remove("server");
         Ok(response)
     }
 }
@@ -257,7 +258,8 @@ impl Connections {
         let stop = service.app.stop().clone();
         self.tasks.spawn(async move {
             let _room = permit;
-            let handler = hyper::service::service_fn(move |request| service.clone().handle(request, peer));
+            let handler =
+                hyper::service::service_fn(move |request| service.clone().handle(request, peer));
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_TIME_MAX)
@@ -287,7 +289,10 @@ impl Connections {
             }
         };
         if tokio::time::timeout(DRAIN_TIME_MAX, all).await.is_err() {
-            tracing::warn!(connections = self.tasks.len(), "cutting requests that did not end in time");
+            tracing::warn!(
+                connections = self.tasks.len(),
+                "cutting requests that did not end in time"
+            );
             self.tasks.shutdown().await;
         }
     }
@@ -310,10 +315,16 @@ async fn pause(error: &io::Error) {
 fn bind_private(path: &Path) -> io::Result<UnixListener> {
     if let Ok(found) = std::fs::symlink_metadata(path) {
         if !found.file_type().is_socket() {
-            return Err(io::Error::new(io::ErrorKind::AlreadyExists, "something else has this name"));
+            return Err(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "something else has this name",
+            ));
         }
         if std::os::unix::net::UnixStream::connect(path).is_ok() {
-            return Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon serves this data folder"));
+            return Err(io::Error::new(
+                io::ErrorKind::AddrInUse,
+                "another daemon serves this data folder",
+            ));
         }
         std::fs::remove_file(path)?;
     }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use api::ApiError;
 use api::exec::ExecRequest;
 use api::sandbox::{
-    AWAKE_PORTS_MAX, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
-    NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX, SLEEP_NOTICE_MS_MAX, SleepRequest,
-    SleepTier, UpdateSandbox,
+    AWAKE_PORTS_MAX, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX, ForkRequest, LABELS_MAX,
+    MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
+    SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
 
 /// Most bytes of a path in a guest: Linux's own limit.
@@ -41,7 +41,12 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
     if let Some(memory) = request.memory_mib
         && !MEMORY_MIB_RANGE.contains(&memory)
     {
-        return Err(out_of_range("memory_mib", memory, MEMORY_MIB_RANGE.start(), MEMORY_MIB_RANGE.end()));
+        return Err(out_of_range(
+            "memory_mib",
+            memory,
+            MEMORY_MIB_RANGE.start(),
+            MEMORY_MIB_RANGE.end(),
+        ));
     }
     env(&request.env)?;
     labels(&request.labels)?;
@@ -76,20 +81,27 @@ pub(crate) fn sleep(request: &SleepRequest) -> Result<(), ApiError> {
 
 /// Checks a command.
 pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
-    let one_of = "exactly one of `argv` (program and arguments) and `command` (a line for the shell)";
+    let one_of =
+        "exactly one of `argv` (program and arguments) and `command` (a line for the shell)";
     match (&request.argv, &request.command) {
-        (None, None) => return Err(ApiError::invalid("argv", "there is nothing to run").hint(one_of)),
-        (Some(_), Some(_)) => return Err(ApiError::invalid("command", "`argv` is given as well").hint(one_of)),
+        (None, None) => {
+            return Err(ApiError::invalid("argv", "there is nothing to run").hint(one_of));
+        }
+        (Some(_), Some(_)) => {
+            return Err(ApiError::invalid("command", "`argv` is given as well").hint(one_of));
+        }
         (Some(argv), None) => {
             if argv.first().is_none_or(String::is_empty) {
-                return Err(ApiError::invalid("argv", "names no program").hint("such as `[\"ls\", \"-l\"]`"));
+                return Err(ApiError::invalid("argv", "names no program")
+                    .hint("such as `[\"ls\", \"-l\"]`"));
             }
             for (index, argument) in argv.iter().enumerate() {
                 no_nul(&format!("argv[{index}]"), argument)?;
             }
             let bytes = argv.iter().map(|argument| argument.len() + 1).sum::<usize>();
             if bytes > ARGV_BYTES_MAX {
-                return Err(out_of_range("argv", bytes, 1, ARGV_BYTES_MAX).hint("large data goes through a file"));
+                return Err(out_of_range("argv", bytes, 1, ARGV_BYTES_MAX)
+                    .hint("large data goes through a file"));
             }
         }
         (None, Some(command)) => {
@@ -104,9 +116,13 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
     }
     env(&request.env)?;
     if let Some(user) = &request.user
-        && (user.is_empty() || user.len() > NAME_CHARS_MAX || user.bytes().any(|byte| byte <= b' ' || byte == b':'))
+        && (user.is_empty()
+            || user.len() > NAME_CHARS_MAX
+            || user.bytes().any(|byte| byte <= b' ' || byte == b':'))
     {
-        return Err(ApiError::invalid("user", "not a user").hint("a name such as `nobody`, or a number"));
+        return Err(
+            ApiError::invalid("user", "not a user").hint("a name such as `nobody`, or a number")
+        );
     }
     if let Some(timeout) = request.timeout_ms
         && !(1..=TIMEOUT_MS_MAX).contains(&timeout)
@@ -114,11 +130,17 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
         return Err(out_of_range("timeout_ms", timeout, 1, TIMEOUT_MS_MAX));
     }
     if request.open_stdin && request.stdin.is_some() {
-        return Err(ApiError::invalid("open_stdin", "`stdin` is given as well, which closes it after that text"));
+        return Err(ApiError::invalid(
+            "open_stdin",
+            "`stdin` is given as well, which closes it after that text",
+        ));
     }
     if request.open_stdin && !request.background {
-        return Err(ApiError::invalid("open_stdin", "nobody could write to it while this call waits for the end")
-            .hint("add `\"background\": true` and use `…/stdin` or `…/attach`"));
+        return Err(ApiError::invalid(
+            "open_stdin",
+            "nobody could write to it while this call waits for the end",
+        )
+        .hint("add `\"background\": true` and use `…/stdin` or `…/attach`"));
     }
     Ok(())
 }
@@ -152,19 +174,32 @@ pub(crate) fn is_name(text: &str) -> bool {
 }
 
 /// A number is outside of what is allowed.
-pub(crate) fn out_of_range<T: std::fmt::Display>(field: &str, given: T, least: impl std::fmt::Display, most: impl std::fmt::Display) -> ApiError {
-    ApiError::invalid(field, format!("`{field}`: {given} is out of range")).hint(format!("from {least} to {most}"))
+pub(crate) fn out_of_range<T: std::fmt::Display>(
+    field: &str,
+    given: T,
+    least: impl std::fmt::Display,
+    most: impl std::fmt::Display,
+) -> ApiError {
+    ApiError::invalid(field, format!("`{field}`: {given} is out of range"))
+        .hint(format!("from {least} to {most}"))
 }
 
 fn name(field: &str, given: &str) -> Result<(), ApiError> {
-    if is_name(given) { Ok(()) } else { Err(ApiError::invalid(field, format!("`{field}`: not a name")).hint(NAME_HINT)) }
+    if is_name(given) {
+        Ok(())
+    } else {
+        Err(ApiError::invalid(field, format!("`{field}`: not a name")).hint(NAME_HINT))
+    }
 }
 
 fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     if let Some(Some(seconds)) = policy.sleep_after_seconds
         && !(1..=SLEEP_AFTER_SECONDS_MAX).contains(&seconds)
     {
-        let error = ApiError::invalid("sleep_after_seconds", format!("`sleep_after_seconds`: {seconds} is out of range"));
+        let error = ApiError::invalid(
+            "sleep_after_seconds",
+            format!("`sleep_after_seconds`: {seconds} is out of range"),
+        );
         return Err(error.hint(format!("from 1 to {SLEEP_AFTER_SECONDS_MAX}, or null for never")));
     }
     if let Some(seconds) = policy.memory_tier_seconds
@@ -174,7 +209,8 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     }
     if let Some(ports) = &policy.awake_ports {
         if ports.len() > AWAKE_PORTS_MAX {
-            let error = ApiError::invalid("awake_ports", format!("`awake_ports`: {} ports", ports.len()));
+            let error =
+                ApiError::invalid("awake_ports", format!("`awake_ports`: {} ports", ports.len()));
             return Err(error.hint(format!("at most {AWAKE_PORTS_MAX}")));
         }
         for (index, port) in ports.iter().enumerate() {
@@ -195,7 +231,10 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     if let Some(Some(ms)) = policy.sleep_notice_ms
         && !(1..=SLEEP_NOTICE_MS_MAX).contains(&ms)
     {
-        let error = ApiError::invalid("sleep_notice_ms", format!("`sleep_notice_ms`: {ms} is out of range"));
+        let error = ApiError::invalid(
+            "sleep_notice_ms",
+            format!("`sleep_notice_ms`: {ms} is out of range"),
+        );
         return Err(error.hint(format!("from 1 to {SLEEP_NOTICE_MS_MAX}, or null for no notice")));
     }
     Ok(())
@@ -211,16 +250,16 @@ fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
         bytes += key.len() + value.len() + 2;
     }
     if bytes > ENV_BYTES_MAX {
-        return Err(ApiError::invalid("env", format!("`env`: {bytes} bytes")).hint(format!("at most {ENV_BYTES_MAX}")));
+        return Err(ApiError::invalid("env", format!("`env`: {bytes} bytes"))
+            .hint(format!("at most {ENV_BYTES_MAX}")));
     }
     Ok(())
 }
 
 fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     if labels.len() > LABELS_MAX {
-        return Err(
-            ApiError::invalid("labels", format!("`labels`: {} labels", labels.len())).hint(format!("at most {LABELS_MAX}"))
-        );
+        return Err(ApiError::invalid("labels", format!("`labels`: {} labels", labels.len()))
+            .hint(format!("at most {LABELS_MAX}")));
     }
     for (key, value) in labels {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
@@ -229,7 +268,10 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
                 .hint("1-63 characters of a-z, A-Z, 0-9, `-`, `_`, `.` and `/`"));
         }
         // A comma would make the filter of the list ambiguous.
-        if value.len() > LABEL_VALUE_BYTES_MAX || value.contains(',') || value.chars().any(char::is_control) {
+        if value.len() > LABEL_VALUE_BYTES_MAX
+            || value.contains(',')
+            || value.chars().any(char::is_control)
+        {
             let field = format!("labels.{key}");
             return Err(ApiError::invalid(&field, format!("`{field}`: not a value"))
                 .hint("at most 255 bytes, without `,` and control characters"));
@@ -239,7 +281,11 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
 }
 
 fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
-    if text.contains('\0') { Err(ApiError::invalid(field, format!("`{field}`: contains a NUL"))) } else { Ok(()) }
+    if text.contains('\0') {
+        Err(ApiError::invalid(field, format!("`{field}`: contains a NUL")))
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -297,7 +343,10 @@ mod tests {
         assert_eq!(field(ExecRequest::default()), "argv");
         assert_eq!(field(ExecRequest { argv: Some(vec!["a".into()]), ..run() }), "command");
         assert_eq!(field(ExecRequest { argv: Some(vec![]), ..ExecRequest::default() }), "argv");
-        assert_eq!(field(ExecRequest { command: Some("  ".into()), ..ExecRequest::default() }), "command");
+        assert_eq!(
+            field(ExecRequest { command: Some("  ".into()), ..ExecRequest::default() }),
+            "command"
+        );
         assert_eq!(field(ExecRequest { cwd: Some("work".into()), ..run() }), "cwd");
         assert_eq!(field(ExecRequest { user: Some(String::new()), ..run() }), "user");
         assert_eq!(field(ExecRequest { timeout_ms: Some(0), ..run() }), "timeout_ms");

@@ -46,7 +46,13 @@ pub(crate) struct ConnectionArgs {
     pub(crate) url: Option<String>,
 
     /// Token for `--url`.
-    #[arg(long, global = true, env = "DORMOUSE_TOKEN", value_name = "TOKEN", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        env = "DORMOUSE_TOKEN",
+        value_name = "TOKEN",
+        hide_env_values = true
+    )]
     pub(crate) token: Option<String>,
 
     /// Data folder of the daemon on this machine.
@@ -497,7 +503,9 @@ fn or_never(text: &str) -> Result<OrNever, String> {
     if text == "never" {
         return Ok(OrNever(None));
     }
-    text.parse().map(|number| OrNever(Some(number))).map_err(|_| "a whole number or `never`".to_owned())
+    text.parse()
+        .map(|number| OrNever(Some(number)))
+        .map_err(|_| "a whole number or `never`".to_owned())
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -48,11 +48,16 @@ impl Client {
     pub(crate) fn new(arguments: &ConnectionArgs) -> Result<Self, Problem> {
         let endpoint = match &arguments.url {
             None => Endpoint::Socket(
-                arguments.socket.clone().unwrap_or_else(|| arguments.data.join(control::SOCKET_FILE)),
+                arguments
+                    .socket
+                    .clone()
+                    .unwrap_or_else(|| arguments.data.join(control::SOCKET_FILE)),
             ),
             Some(url) => {
-                let not_a_url =
-                    || Problem::usage(format!("`{url}` is not a URL of a daemon")).hint("such as `http://localhost:8420`");
+                let not_a_url = || {
+                    Problem::usage(format!("`{url}` is not a URL of a daemon"))
+                        .hint("such as `http://localhost:8420`")
+                };
                 let uri: Uri = url.parse().map_err(|_| not_a_url())?;
                 let authority = uri.authority().ok_or_else(not_a_url)?;
                 if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
@@ -62,7 +67,8 @@ impl Client {
                     Problem::usage("a token is needed with a URL")
                         .hint("set `DORMOUSE_TOKEN`; the first one is in `admin.token` in the daemon's data folder")
                 })?;
-                let address = format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
+                let address =
+                    format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
                 Endpoint::Tcp { authority: authority.to_string(), address, token }
             }
         };
@@ -77,7 +83,8 @@ impl Client {
         body: Option<&impl Serialize>,
     ) -> Result<T, Problem> {
         let body = body.map_or(Ok(Vec::new()), serde_json::to_vec);
-        let body = body.map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
+        let body =
+            body.map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
         let request = self.request(method, path).header("content-type", "application/json");
         read_json(self.send(request, full(body)).await?).await
     }
@@ -99,13 +106,23 @@ impl Client {
     }
 
     /// Sends it; an answer that is no success is the problem it tells.
-    pub(crate) async fn send(&self, request: Builder, body: Body) -> Result<Response<Incoming>, Problem> {
-        let request = request.body(body).map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
+    pub(crate) async fn send(
+        &self,
+        request: Builder,
+        body: Body,
+    ) -> Result<Response<Incoming>, Problem> {
+        let request = request
+            .body(body)
+            .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
         let stream = self.connect().await?;
         let broke = |error: hyper::Error| {
-            Problem::unreachable(format!("the connection to the daemon broke: {}", with_sources(&error)))
+            Problem::unreachable(format!(
+                "the connection to the daemon broke: {}",
+                with_sources(&error)
+            ))
         };
-        let (mut sender, wire) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
+        let (mut sender, wire) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
         // Ends with the request and its answer, which tell of any error.
         tokio::spawn(wire);
         let response = sender.send_request(request).await.map_err(broke)?;
@@ -113,26 +130,40 @@ impl Client {
     }
 
     /// Opens a WebSocket.
-    pub(crate) async fn web_socket(&self, path: &str) -> Result<WebSocketStream<Box<dyn Stream>>, Problem> {
+    pub(crate) async fn web_socket(
+        &self,
+        path: &str,
+    ) -> Result<WebSocketStream<Box<dyn Stream>>, Problem> {
         let stream = self.connect().await?;
         let host = match &self.endpoint {
             Endpoint::Socket(_) => "localhost",
             Endpoint::Tcp { authority, .. } => authority,
         };
-        let mut request = tungstenite::client::IntoClientRequest::into_client_request(format!("ws://{host}{path}"))
-            .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
+        let mut request = tungstenite::client::IntoClientRequest::into_client_request(format!(
+            "ws://{host}{path}"
+        ))
+        .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
         if let Endpoint::Tcp { token, .. } = &self.endpoint {
-            let value = format!("Bearer {token}").parse().map_err(|_| Problem::usage("the token is not plain text"))?;
+            let value = format!("Bearer {token}")
+                .parse()
+                .map_err(|_| Problem::usage("the token is not plain text"))?;
             request.headers_mut().insert("authorization", value);
         }
         match tokio_tungstenite::client_async(request, stream).await {
             Ok((socket, _)) => Ok(socket),
             Err(tungstenite::Error::Http(response)) => {
                 let status = response.status();
-                let error = response.into_body().and_then(|body| serde_json::from_slice::<ApiError>(&body).ok());
-                Err(error.map_or_else(|| Problem::new(format!("the daemon answered {status}")), Problem::from))
+                let error = response
+                    .into_body()
+                    .and_then(|body| serde_json::from_slice::<ApiError>(&body).ok());
+                Err(error.map_or_else(
+                    || Problem::new(format!("the daemon answered {status}")),
+                    Problem::from,
+                ))
             }
-            Err(error) => Err(Problem::unreachable(format!("the connection to the daemon broke: {error}"))),
+            Err(error) => {
+                Err(Problem::unreachable(format!("the connection to the daemon broke: {error}")))
+            }
         }
     }
 
@@ -142,7 +173,9 @@ impl Client {
                 Ok(stream) => Ok(Box::new(stream)),
                 Err(error) => {
                     let place = path.display();
-                    let problem = Problem::unreachable(format!("cannot reach the daemon at {place}: {error}"));
+                    let problem = Problem::unreachable(format!(
+                        "cannot reach the daemon at {place}: {error}"
+                    ));
                     Err(problem.hint(if error.kind() == std::io::ErrorKind::PermissionDenied {
                         "run this as the user whose daemon it is"
                     } else {
@@ -156,15 +189,19 @@ impl Client {
                     let _ = stream.set_nodelay(true);
                     Ok(Box::new(stream))
                 }
-                Err(error) => Err(Problem::unreachable(format!("cannot reach the daemon at {address}: {error}"))
-                    .hint("is `dormouse serve` running there?")),
+                Err(error) => Err(Problem::unreachable(format!(
+                    "cannot reach the daemon at {address}: {error}"
+                ))
+                .hint("is `dormouse serve` running there?")),
             },
         }
     }
 }
 
 /// Reads a body as JSON.
-pub(crate) async fn read_json<T: DeserializeOwned>(response: Response<Incoming>) -> Result<T, Problem> {
+pub(crate) async fn read_json<T: DeserializeOwned>(
+    response: Response<Incoming>,
+) -> Result<T, Problem> {
     let body = response.into_body().collect().await.map_err(cut)?.to_bytes();
     serde_json::from_slice(&body).map_err(|error| {
         Problem::new(format!("the daemon's answer is not understood: {error}"))
@@ -178,6 +215,7 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 }
 
 /// The answer ended too early.
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 pub(crate) fn cut(error: hyper::Error) -> Problem {
     Problem::unreachable(format!("the answer broke off: {}", with_sources(&error)))
 }
@@ -199,7 +237,8 @@ pub(crate) fn quote(text: &str) -> String {
 async fn refusal(response: Response<Incoming>) -> Problem {
     let status = response.status();
     let body = http_body_util::Limited::new(response.into_body(), ERROR_BYTES_MAX).collect().await;
-    let error = body.ok().and_then(|body| serde_json::from_slice::<ApiError>(&body.to_bytes()).ok());
+    let error =
+        body.ok().and_then(|body| serde_json::from_slice::<ApiError>(&body.to_bytes()).ok());
     error.map_or_else(|| Problem::new(format!("the daemon answered {status}")), Problem::from)
 }
 

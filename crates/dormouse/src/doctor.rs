@@ -47,7 +47,11 @@ enum State {
     Missing,
 }
 
-pub(crate) async fn doctor(data: &Path, arguments: &DoctorArgs, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn doctor(
+    data: &Path,
+    arguments: &DoctorArgs,
+    json: bool,
+) -> Result<i32, Problem> {
     let images = arguments.images.clone().unwrap_or_else(|| data.join("images"));
     let data = data.to_owned();
     let findings = tokio::task::spawn_blocking(move || {
@@ -90,7 +94,9 @@ pub(crate) async fn doctor(data: &Path, arguments: &DoctorArgs, json: bool) -> R
         return Ok(0);
     }
     eprintln!("error: {missing} {} missing", if missing == 1 { "thing is" } else { "things are" });
-    eprintln!("hint: `cargo xtask setup` installs Debian's packages, `cargo xtask up` does everything");
+    eprintln!(
+        "hint: `cargo xtask setup` installs Debian's packages, `cargo xtask up` does everything"
+    );
     Ok(1)
 }
 
@@ -99,7 +105,11 @@ fn root() -> Finding {
     if rustix::process::geteuid().is_root() {
         return ok(check, "root");
     }
-    missing(check, "not root: taps, rules and guests' users cannot be made", "run `dormouse serve` as root")
+    missing(
+        check,
+        "not root: taps, rules and guests' users cannot be made",
+        "run `dormouse serve` as root",
+    )
 }
 
 fn qemu() -> Finding {
@@ -114,8 +124,12 @@ fn qemu() -> Finding {
             });
             match version {
                 Some(version) if version >= QEMU_LEAST => ok(check, line),
-                Some(_) => missing(check, format!("{line}: too old"), "7.2 or newer, as in Debian 12"),
-                None => note(check, format!("{line}: version not understood"), "7.2 or newer is needed"),
+                Some(_) => {
+                    missing(check, format!("{line}: too old"), "7.2 or newer, as in Debian 12")
+                }
+                None => {
+                    note(check, format!("{line}: version not understood"), "7.2 or newer is needed")
+                }
             }
         }
     }
@@ -124,7 +138,9 @@ fn qemu() -> Finding {
 fn program(name: &'static str, argument: &str, package: &str, why: &str) -> Finding {
     match first_line(name, argument) {
         Ok(line) => ok(name, line),
-        Err(error) => missing(name, format!("{error}; it {why}"), format!("apt-get install {package}")),
+        Err(error) => {
+            missing(name, format!("{error}; it {why}"), format!("apt-get install {package}"))
+        }
     }
 }
 
@@ -138,7 +154,9 @@ fn accelerator() -> Finding {
         (true, Ok(_)) => ok(check, "KVM: guests run on the processor itself"),
         (true, Err(error)) => note(
             check,
-            format!("TCG: the processor could, but /dev/kvm: {error}; guests compute some ten times slower"),
+            format!(
+                "TCG: the processor could, but /dev/kvm: {error}; guests compute some ten times slower"
+            ),
             "load the kvm_intel or kvm_amd module",
         ),
         (false, _) => note(
@@ -161,7 +179,11 @@ fn forwarding() -> Finding {
     let check = "ip_forward";
     match fs::read_to_string("/proc/sys/net/ipv4/ip_forward").map(|text| text.trim() == "1") {
         Ok(true) => ok(check, "on"),
-        Ok(false) => note(check, "off; the daemon turns it on, without it sandboxes reach nothing outside", None),
+        Ok(false) => note(
+            check,
+            "off; the daemon turns it on, without it sandboxes reach nothing outside",
+            None,
+        ),
         Err(error) => missing(check, error.to_string(), "sandboxes need IPv4 forwarding"),
     }
 }
@@ -172,9 +194,11 @@ fn cgroups() -> Finding {
         Ok(controllers) if controllers.split_whitespace().any(|one| one == "memory") => {
             ok(check, format!("version 2 with {}", controllers.trim()))
         }
-        Ok(controllers) => {
-            note(check, format!("version 2 with only `{}`: guests' limits are QEMU's own", controllers.trim()), None)
-        }
+        Ok(controllers) => note(
+            check,
+            format!("version 2 with only `{}`: guests' limits are QEMU's own", controllers.trim()),
+            None,
+        ),
         Err(_) if Path::new("/sys/fs/cgroup/memory").exists() => note(check, "version 1", None),
         Err(_) => note(check, "none: guests' limits are QEMU's own", None),
     }
@@ -183,9 +207,11 @@ fn cgroups() -> Finding {
 fn open_files() -> Finding {
     let check = "open files";
     match rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum {
-        Some(most) if most < OPEN_FILES_LOW => {
-            note(check, format!("at most {most}: enough for some hundred sandboxes"), "raise the hard limit (`ulimit -Hn`)")
-        }
+        Some(most) if most < OPEN_FILES_LOW => note(
+            check,
+            format!("at most {most}: enough for some hundred sandboxes"),
+            "raise the hard limit (`ulimit -Hn`)",
+        ),
         Some(most) => ok(check, format!("at most {most}")),
         None => ok(check, "no limit"),
     }
@@ -203,7 +229,9 @@ fn disk(data: &Path) -> Finding {
     let check = "disk";
     // The folder may not be there yet: then what is above it counts.
     let there: Option<PathBuf> = data.ancestors().find(|path| path.exists()).map(Path::to_owned);
-    let Some(there) = there else { return missing(check, "no such folder", "name one with `--data`") };
+    let Some(there) = there else {
+        return missing(check, "no such folder", "name one with `--data`");
+    };
     match rustix::fs::statvfs(&there) {
         Err(error) => missing(check, error.to_string(), "the data folder must be readable"),
         Ok(stat) => {
@@ -225,7 +253,9 @@ fn daemon(data: &Path) -> Finding {
     let socket = data.join(control::SOCKET_FILE);
     match std::os::unix::net::UnixStream::connect(&socket) {
         Ok(_) => ok(check, format!("answers at {}", socket.display())),
-        Err(error) => note(check, format!("none at {}: {error}", socket.display()), "dormouse serve"),
+        Err(error) => {
+            note(check, format!("none at {}: {error}", socket.display()), "dormouse serve")
+        }
     }
 }
 
@@ -233,7 +263,8 @@ fn daemon(data: &Path) -> Finding {
 fn first_line(program: &str, argument: &str) -> io::Result<String> {
     // Debian keeps some of these where an ordinary user's PATH does not look.
     let path = std::env::var("PATH").unwrap_or_default();
-    let output = Command::new(program).arg(argument).env("PATH", format!("{path}:/usr/sbin:/sbin")).output();
+    let output =
+        Command::new(program).arg(argument).env("PATH", format!("{path}:/usr/sbin:/sbin")).output();
     let output = output.map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => io::Error::new(io::ErrorKind::NotFound, "not installed"),
         _ => error,
@@ -246,7 +277,11 @@ fn ok(check: &'static str, text: impl Into<String>) -> Finding {
     Finding { check, state: State::Ok, text: text.into(), hint: None }
 }
 
-fn note(check: &'static str, text: impl Into<String>, hint: impl Into<Option<&'static str>>) -> Finding {
+fn note(
+    check: &'static str,
+    text: impl Into<String>,
+    hint: impl Into<Option<&'static str>>,
+) -> Finding {
     Finding { check, state: State::Note, text: text.into(), hint: hint.into().map(str::to_owned) }
 }
 

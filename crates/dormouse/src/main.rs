@@ -63,14 +63,18 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
     match cli.command {
         Command::Serve(arguments) => serve::serve(&data, arguments).await,
         Command::Doctor(arguments) => doctor::doctor(&data, &arguments, json).await,
-        Command::Images(ImagesCommand::Build(arguments)) => commands::images::build(&data, arguments, json).await,
+        Command::Images(ImagesCommand::Build(arguments)) => {
+            commands::images::build(&data, arguments, json).await
+        }
         Command::Sandboxes(SandboxesCommand::Create(arguments)) => {
             commands::sandboxes::create(&client()?, arguments, json).await
         }
         Command::Sandboxes(SandboxesCommand::List(arguments)) => {
             commands::sandboxes::list(&client()?, arguments, json).await
         }
-        Command::Sandboxes(SandboxesCommand::Get { name }) => commands::sandboxes::get(&client()?, &name, json).await,
+        Command::Sandboxes(SandboxesCommand::Get { name }) => {
+            commands::sandboxes::get(&client()?, &name, json).await
+        }
         Command::Sandboxes(SandboxesCommand::Update(arguments)) => {
             commands::sandboxes::update(&client()?, arguments, json).await
         }
@@ -88,7 +92,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Run(arguments) => commands::exec::run(&client()?, arguments, json).await,
         Command::Ps { name } => commands::exec::ps(&client()?, &name, json).await,
         Command::Files(command) => commands::files::files(&client()?, command, json).await,
-        Command::Link { name, port } => commands::sandboxes::link(&client()?, &name, port, json).await,
+        Command::Link { name, port } => {
+            commands::sandboxes::link(&client()?, &name, port, json).await
+        }
         Command::Why { name } => commands::events::why(&client()?, &name, json).await,
         Command::Events(arguments) => commands::events::events(&client()?, arguments, json).await,
         Command::Logs(arguments) => commands::events::logs(&client()?, arguments).await,

@@ -19,8 +19,11 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
     log_to_stderr(arguments.log);
     raise_open_files();
     // Before anything is started: a signal that comes meanwhile must not end us halfway.
-    let listen = |kind| signal(kind).map_err(|error| Problem::new(format!("cannot listen for signals: {error}")));
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+    let listen = |kind| {
+        signal(kind).map_err(|error| Problem::new(format!("cannot listen for signals: {error}")))
+    };
+    let (mut terminate, mut interrupt) =
+        (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
 
     let host = start_host(data, &arguments).await?;
     let settings = control::Settings {
@@ -62,7 +65,9 @@ fn log_to_stderr(format: LogFormat) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init(),
+        LogFormat::Text => {
+            log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
+        }
         LogFormat::Json => log.json().init(),
     }
 }

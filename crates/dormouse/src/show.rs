@@ -39,10 +39,13 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> Result<(), Probl
     let widths: Vec<usize> = headings
         .iter()
         .enumerate()
-        .map(|(column, heading)| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(heading.len()))
+        .map(|(column, heading)| {
+            rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0).max(heading.len())
+        })
         .collect();
     let line = |cells: &mut dyn Iterator<Item = &str>| {
-        let padded: Vec<String> = cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        let padded: Vec<String> =
+            cells.zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         data(padded.join("  ").trim_end())
     };
     line(&mut headings.iter().copied())?;
@@ -52,7 +55,9 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> Result<(), Probl
 /// A point in time with how far away it is, such as `2026-11-30T10:15:30Z (in 4 s)`.
 pub(crate) fn time(at: &str) -> String {
     match at.parse::<Timestamp>() {
-        Ok(time) => format!("{} ({})", short(time), distance(time.duration_until(Timestamp::now()))),
+        Ok(time) => {
+            format!("{} ({})", short(time), distance(time.duration_until(Timestamp::now())))
+        }
         // What cannot be read is shown as it came.
         Err(_) => at.to_owned(),
     }
@@ -60,7 +65,8 @@ pub(crate) fn time(at: &str) -> String {
 
 /// How long ago, such as `5 min ago`.
 pub(crate) fn age(at: &str) -> String {
-    at.parse::<Timestamp>().map_or_else(|_| at.to_owned(), |time| distance(time.duration_until(Timestamp::now())))
+    at.parse::<Timestamp>()
+        .map_or_else(|_| at.to_owned(), |time| distance(time.duration_until(Timestamp::now())))
 }
 
 /// Bytes, in the largest unit that leaves a whole number.
@@ -73,7 +79,11 @@ pub(crate) fn size(bytes: u64) -> String {
         value /= 1024;
         unit += 1;
     }
-    if unit == 0 || value >= 100 { format!("{value} {}", UNITS[unit]) } else { format!("{value}.{} {}", rest * 10 / 1024, UNITS[unit]) }
+    if unit == 0 || value >= 100 {
+        format!("{value} {}", UNITS[unit])
+    } else {
+        format!("{value}.{} {}", rest * 10 / 1024, UNITS[unit])
+    }
 }
 
 /// A duration, to the unit that matters.
@@ -92,7 +102,11 @@ fn short(time: Timestamp) -> String {
 
 fn distance(since: SignedDuration) -> String {
     let whole = since.as_secs().unsigned_abs();
-    if since.as_secs() >= 0 { format!("{} ago", seconds(whole)) } else { format!("in {}", seconds(whole)) }
+    if since.as_secs() >= 0 {
+        format!("{} ago", seconds(whole))
+    } else {
+        format!("in {}", seconds(whole))
+    }
 }
 
 #[cfg(test)]
@@ -101,8 +115,14 @@ mod tests {
 
     #[test]
     fn sizes_and_times() {
-        assert_eq!([0, 1023, 1024, 1536, 200 << 20].map(size), ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "200 MiB"]);
-        assert_eq!([0, 119, 120, 7200, 172_800].map(seconds), ["0 s", "119 s", "2 min", "2 h", "2 days"]);
+        assert_eq!(
+            [0, 1023, 1024, 1536, 200 << 20].map(size),
+            ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "200 MiB"]
+        );
+        assert_eq!(
+            [0, 119, 120, 7200, 172_800].map(seconds),
+            ["0 s", "119 s", "2 min", "2 h", "2 days"]
+        );
         assert_eq!(distance(SignedDuration::from_secs(-4)), "in 4 s");
     }
 }

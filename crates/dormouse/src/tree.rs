@@ -84,7 +84,8 @@ fn write_tar(folder: &Path, name: &Path, out: impl Write) -> io::Result<()> {
 }
 
 fn add<W: Write>(tar: &mut tar::Builder<W>, local: &Path, name: &Path) -> io::Result<()> {
-    let at = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", local.display()));
+    let at =
+        |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", local.display()));
     let meta = fs::symlink_metadata(local).map_err(at)?;
     let mut header = tar::Header::new_gnu();
     // Like `cp -r`: what is made belongs to the one who makes it, and that is the guest's root.
@@ -96,7 +97,11 @@ fn add<W: Write>(tar: &mut tar::Builder<W>, local: &Path, name: &Path) -> io::Re
     if meta.is_dir() {
         header.set_entry_type(tar::EntryType::Directory);
         tar.append_data(&mut header, name, io::empty()).map_err(at)?;
-        let mut names: Vec<_> = fs::read_dir(local).map_err(at)?.map(|entry| entry.map(|entry| entry.file_name())).collect::<io::Result<_>>().map_err(at)?;
+        let mut names: Vec<_> = fs::read_dir(local)
+            .map_err(at)?
+            .map(|entry| entry.map(|entry| entry.file_name()))
+            .collect::<io::Result<_>>()
+            .map_err(at)?;
         names.sort();
         return names.iter().try_for_each(|child| add(tar, &local.join(child), &name.join(child)));
     }
@@ -127,7 +132,10 @@ impl Read for Exact {
             return Ok(0);
         }
         match self.file.read(&mut buffer[..most])? {
-            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "became shorter while it was read")),
+            0 => Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                "became shorter while it was read",
+            )),
             read => {
                 self.left -= read as u64;
                 Ok(read)

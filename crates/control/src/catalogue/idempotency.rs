@@ -57,19 +57,25 @@ impl Catalogue {
             .await
             .map_err(Failure::internal("forget old idempotency keys"))?;
         if let Some((key, hash)) = wanted.key {
-            let row = sqlx::query("SELECT request_hash, sandbox_id, answer FROM idempotency WHERE key = $1")
-                .bind(key)
-                .fetch_optional(&mut *tx)
-                .await
-                .map_err(Failure::internal("look up an idempotency key"))?;
+            let row = sqlx::query(
+                "SELECT request_hash, sandbox_id, answer FROM idempotency WHERE key = $1",
+            )
+            .bind(key)
+            .fetch_optional(&mut *tx)
+            .await
+            .map_err(Failure::internal("look up an idempotency key"))?;
             if let Some(row) = row {
-                let field = |name| row.try_get::<String, _>(name).map_err(Failure::internal("read an idempotency key"));
+                let field = |name| {
+                    row.try_get::<String, _>(name)
+                        .map_err(Failure::internal("read an idempotency key"))
+                };
                 if field("request_hash")? != hash {
                     return Ok(Reservation::Mismatch);
                 }
                 let answer = field("answer")?;
                 if !answer.is_empty() {
-                    let sandbox = serde_json::from_str(&answer).map_err(Failure::internal("read a stored answer"))?;
+                    let sandbox = serde_json::from_str(&answer)
+                        .map_err(Failure::internal("read a stored answer"))?;
                     return Ok(Reservation::Answered(Box::new(sandbox)));
                 }
                 if let Some(entry) = self.find(&field("sandbox_id")?) {
@@ -106,7 +112,8 @@ impl Catalogue {
 
     /// The host has it: from now on every repeated request gets this answer.
     pub(crate) async fn answer(&self, id: &SandboxId, sandbox: &Sandbox) -> Result<(), Failure> {
-        let text = serde_json::to_string(sandbox).map_err(Failure::internal("write an answer as JSON"))?;
+        let text =
+            serde_json::to_string(sandbox).map_err(Failure::internal("write an answer as JSON"))?;
         let mut tx = self.begin().await?;
         sqlx::query("UPDATE idempotency SET answer = $2 WHERE sandbox_id = $1 AND answer = ''")
             .bind(id.as_str())

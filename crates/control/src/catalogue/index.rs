@@ -42,7 +42,9 @@ impl State {
     }
 
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        [Self::Creating, Self::Ready, Self::Deleting].into_iter().find(|state| state.as_str() == text)
+        [Self::Creating, Self::Ready, Self::Deleting]
+            .into_iter()
+            .find(|state| state.as_str() == text)
     }
 }
 

@@ -24,8 +24,8 @@ use sqlx::{Any, Row, Transaction};
 use crate::failure::Failure;
 
 pub(crate) use idempotency::{Reservation, Wanted};
-pub(crate) use index::{Entry, State};
 use index::Index;
+pub(crate) use index::{Entry, State};
 
 /// Connections that read beside the one that writes. Only start-up and tokens read from the file.
 const READERS_MAX: u32 = 2;
@@ -71,10 +71,11 @@ impl Catalogue {
         let writer = pool(&url, 1).await.map_err(OpenError::Open)?;
         sqlx::migrate!("./migrations").run(&writer).await.map_err(OpenError::Migrate)?;
         let reader = pool(&url, READERS_MAX).await.map_err(OpenError::Open)?;
-        let rows = sqlx::query("SELECT id, name, state, link_key, epoch, created_ms FROM sandboxes")
-            .fetch_all(&reader)
-            .await
-            .map_err(OpenError::Read)?;
+        let rows =
+            sqlx::query("SELECT id, name, state, link_key, epoch, created_ms FROM sandboxes")
+                .fetch_all(&reader)
+                .await
+                .map_err(OpenError::Read)?;
         let mut index = Index::default();
         for row in rows {
             let id: String = row.try_get("id").map_err(OpenError::Read)?;
@@ -101,7 +102,12 @@ impl Catalogue {
     /// A sandbox by id or, where no id is like this, by name.
     pub(crate) fn find(&self, id_or_name: &str) -> Option<Entry> {
         let index = self.read_index();
-        id_or_name.parse().ok().and_then(|id| index.by_id(&id)).or_else(|| index.by_name(id_or_name)).cloned()
+        id_or_name
+            .parse()
+            .ok()
+            .and_then(|id| index.by_id(&id))
+            .or_else(|| index.by_name(id_or_name))
+            .cloned()
     }
 
     /// All sandboxes, oldest first.
@@ -166,9 +172,10 @@ impl Catalogue {
     /// Forgets a sandbox, and every unanswered request for it, so that the request may be made again.
     pub(crate) async fn remove(&self, id: &SandboxId) -> Result<(), Failure> {
         let mut tx = self.begin().await?;
-        for statement in
-            ["DELETE FROM idempotency WHERE sandbox_id = $1 AND answer = ''", "DELETE FROM sandboxes WHERE id = $1"]
-        {
+        for statement in [
+            "DELETE FROM idempotency WHERE sandbox_id = $1 AND answer = ''",
+            "DELETE FROM sandboxes WHERE id = $1",
+        ] {
             sqlx::query(statement)
                 .bind(id.as_str())
                 .execute(&mut *tx)
@@ -183,7 +190,10 @@ impl Catalogue {
     async fn begin(&self) -> Result<Transaction<'static, Any>, Failure> {
         // Takes the write lock at once: a transaction that began with a read could fail later with `busy` on an
         // upgrade that no time-out helps.
-        self.writer.begin_with("BEGIN IMMEDIATE").await.map_err(Failure::internal("begin in the catalogue"))
+        self.writer
+            .begin_with("BEGIN IMMEDIATE")
+            .await
+            .map_err(Failure::internal("begin in the catalogue"))
     }
 
     fn read_index(&self) -> std::sync::RwLockReadGuard<'_, Index> {
@@ -222,7 +232,11 @@ async fn pool(url: &str, connections: u32) -> Result<AnyPool, sqlx::Error> {
 }
 
 /// Whether another sandbox has this name, or this name as its id (which would hide it).
-async fn taken(tx: &mut Transaction<'static, Any>, name: &str, id: &SandboxId) -> Result<bool, Failure> {
+async fn taken(
+    tx: &mut Transaction<'static, Any>,
+    name: &str,
+    id: &SandboxId,
+) -> Result<bool, Failure> {
     let row = sqlx::query("SELECT id FROM sandboxes WHERE (name = $1 OR id = $1) AND id <> $2")
         .bind(name)
         .bind(id.as_str())
@@ -232,7 +246,12 @@ async fn taken(tx: &mut Transaction<'static, Any>, name: &str, id: &SandboxId) -
     Ok(row.is_some())
 }
 
-async fn insert(tx: &mut Transaction<'static, Any>, host: &str, entry: &Entry, spec: &str) -> Result<(), Failure> {
+async fn insert(
+    tx: &mut Transaction<'static, Any>,
+    host: &str,
+    entry: &Entry,
+    spec: &str,
+) -> Result<(), Failure> {
     sqlx::query(
         "INSERT INTO sandboxes (id, name, host, epoch, state, link_key, spec, created_ms) \
          VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",

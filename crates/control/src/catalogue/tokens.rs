@@ -12,7 +12,9 @@ impl Catalogue {
             .fetch_all(&self.reader)
             .await
             .map_err(Failure::internal("read the tokens"))?;
-        rows.iter().map(|row| row.try_get("hash").map_err(Failure::internal("read a token"))).collect()
+        rows.iter()
+            .map(|row| row.try_get("hash").map_err(Failure::internal("read a token")))
+            .collect()
     }
 
     /// Remembers a token by its hash.

@@ -2,7 +2,9 @@
 
 use std::net::SocketAddr;
 
-use axum::http::header::{CONNECTION, EXPECT, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use axum::http::header::{
+    CONNECTION, EXPECT, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+};
 use axum::http::{HeaderMap, HeaderValue};
 
 /// Headers that speak about one connection only (RFC 9110, 7.6.1).
@@ -33,8 +35,9 @@ pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// Takes away what speaks about one connection, and keeps the wish to change protocols, which goes through.
 pub(super) fn pass(headers: &mut HeaderMap, upgrade: Option<HeaderValue>) {
-    let named: Vec<HeaderName> =
-        connection_options(headers).filter_map(|option| HeaderName::try_from(option).ok()).collect();
+    let named: Vec<HeaderName> = connection_options(headers)
+        .filter_map(|option| HeaderName::try_from(option).ok())
+        .collect();
     for name in HOP_BY_HOP.iter().chain(&named) {
         headers.remove(name);
     }
@@ -51,8 +54,14 @@ pub(super) fn forward(headers: &mut HeaderMap, port: u16, outside: &Outside<'_>)
     let set = [
         (HOST, text(format!("127.0.0.1:{port}"))),
         (HeaderName::from_static("x-forwarded-host"), text(outside.host.to_owned())),
-        (HeaderName::from_static("x-forwarded-proto"), Some(HeaderValue::from_static(outside.scheme))),
-        (HeaderName::from_static("x-forwarded-for"), outside.peer.and_then(|peer| text(peer.ip().to_string()))),
+        (
+            HeaderName::from_static("x-forwarded-proto"),
+            Some(HeaderValue::from_static(outside.scheme)),
+        ),
+        (
+            HeaderName::from_static("x-forwarded-for"),
+            outside.peer.and_then(|peer| text(peer.ip().to_string())),
+        ),
         (HeaderName::from_static("forwarded"), None),
     ];
     for (name, value) in set {
@@ -73,7 +82,9 @@ mod tests {
     use super::*;
 
     fn headers(list: &[(&'static str, &'static str)]) -> HeaderMap {
-        list.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v))).collect()
+        list.iter()
+            .map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v)))
+            .collect()
     }
 
     #[test]
@@ -103,7 +114,8 @@ mod tests {
 
     #[test]
     fn forwarded_headers_of_the_client_are_not_believed() {
-        let mut map = headers(&[("host", "x"), ("x-forwarded-for", "6.6.6.6"), ("forwarded", "for=6.6.6.6")]);
+        let mut map =
+            headers(&[("host", "x"), ("x-forwarded-for", "6.6.6.6"), ("forwarded", "for=6.6.6.6")]);
         let peer = Some("127.0.0.9:5".parse().unwrap());
         forward(&mut map, 8000, &Outside { host: "a.box.localhost", scheme: "http", peer });
         let want = headers(&[

@@ -87,14 +87,19 @@ pub(crate) fn address<B>(app: &App, request: &Request<B>) -> Option<Address> {
         Some(authority) => authority.as_str(),
         None => request.headers().get(header::HOST)?.to_str().ok()?,
     };
-    let name = written.rsplit_once(':').map_or(written, |(name, _)| name).trim_end_matches('.').to_ascii_lowercase();
+    let name = written
+        .rsplit_once(':')
+        .map_or(written, |(name, _)| name)
+        .trim_end_matches('.')
+        .to_ascii_lowercase();
     let label = name.strip_suffix(&app.links().suffix)?;
     Some(Address { written: written.to_owned(), label: parse_label(label) })
 }
 
 /// The sandbox, if the key is right.
 pub(crate) fn find(app: &App, label: &Label) -> Option<Entry> {
-    let entry = label.id.parse::<api::SandboxId>().ok().and_then(|id| app.catalogue().find(id.as_str()));
+    let entry =
+        label.id.parse::<api::SandboxId>().ok().and_then(|id| app.catalogue().find(id.as_str()));
     // Compared in any case, so that the time does not say whether the sandbox exists.
     let nobody = "\0".repeat(KEY_CHARS);
     let key = entry.as_ref().map_or(nobody.as_str(), |entry| &entry.link_key);
@@ -124,18 +129,33 @@ mod tests {
         let label = |text: &str| parse_label(text).map(|label| (label.id, label.key, label.port));
         assert_eq!(label("abc-key-8000"), Some(("abc".into(), "key".into(), 8000)));
         assert_eq!(label("abc-key"), Some(("abc".into(), "key".into(), 80)));
-        for bad in ["abc", "abc-key-", "abc-key-0", "abc-key-080", "abc-key-+80", "abc-key-65536", "abc-key-80-1"] {
+        for bad in [
+            "abc",
+            "abc-key-",
+            "abc-key-0",
+            "abc-key-080",
+            "abc-key-+80",
+            "abc-key-65536",
+            "abc-key-80-1",
+        ] {
             assert_eq!(label(bad), None, "{bad}");
         }
     }
 
     #[test]
     fn public_urls() {
-        let port = |url| Links::new("example.test", url, 8420).map(|links| (links.scheme, links.port));
+        let port =
+            |url| Links::new("example.test", url, 8420).map(|links| (links.scheme, links.port));
         assert_eq!(port(None), Some(("http", ":8420".into())));
         assert_eq!(port(Some("https://example.test")), Some(("https", String::new())));
         assert_eq!(port(Some("http://example.test:81/")), Some(("http", ":81".into())));
-        for bad in ["example.test", "ftp://example.test", "http://example.test/x", "http://example.test/?q", ""] {
+        for bad in [
+            "example.test",
+            "ftp://example.test",
+            "http://example.test/x",
+            "http://example.test/?q",
+            "",
+        ] {
             assert_eq!(port(Some(bad)), None, "{bad}");
         }
     }

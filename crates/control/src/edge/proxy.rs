@@ -30,8 +30,15 @@ const ANSWER_HEAD_BYTES_MAX: usize = 256 * 1024;
 const ANSWER_HEADERS_MAX: usize = 200;
 
 /// Serves one request below `box.<domain>`.
-pub(crate) async fn handle(app: &App, address: Address, request: Request<Incoming>, peer: Peer) -> Response<Body> {
-    let Some((label, entry)) = address.label.as_ref().and_then(|label| Some((label, find(app, label)?))) else {
+pub(crate) async fn handle(
+    app: &App,
+    address: Address,
+    request: Request<Incoming>,
+    peer: Peer,
+) -> Response<Body> {
+    let Some((label, entry)) =
+        address.label.as_ref().and_then(|label| Some((label, find(app, label)?)))
+    else {
         return Failure::from(no_such_link()).into_response();
     };
     let peer = match peer {
@@ -66,7 +73,8 @@ async fn pass_on(
     pass(request.headers_mut(), wish);
     forward(request.headers_mut(), port, outside);
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    *request.uri_mut() = path.parse::<Uri>().map_err(|_| ApiError::invalid("path", "not a path"))?;
+    *request.uri_mut() =
+        path.parse::<Uri>().map_err(|_| ApiError::invalid("path", "not a path"))?;
     *request.version_mut() = Version::HTTP_11;
 
     let bad_answer = |what: &'static str| {
@@ -84,8 +92,10 @@ async fn pass_on(
         .map_err(bad_answer("does not speak HTTP/1"))?;
     // Dropped with the request or its answer: a client that goes away ends the connection into the sandbox.
     let wire = AbortOnDrop(tokio::spawn(wire.with_upgrades()).abort_handle());
-    let mut response =
-        sender.send_request(request).await.map_err(bad_answer("broke off before it had answered"))?;
+    let mut response = sender
+        .send_request(request)
+        .await
+        .map_err(bad_answer("broke off before it had answered"))?;
 
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     let agreed = if switched { upgrade(response.headers()) } else { None };
@@ -106,10 +116,13 @@ async fn pass_on(
             });
             Ok(response.map(|_| Body::empty()))
         }
-        (None, Some(_)) => {
-            Err(ApiError::new(Code::BadAnswer, "the server changed the protocol without being asked"))
+        (None, Some(_)) => Err(ApiError::new(
+            Code::BadAnswer,
+            "the server changed the protocol without being asked",
+        )),
+        (_, None) => {
+            Ok(response.map(|body| Body::new(Answering { body, _hold: hold.value, _wire: wire })))
         }
-        (_, None) => Ok(response.map(|body| Body::new(Answering { body, _hold: hold.value, _wire: wire }))),
     }
 }
 
@@ -117,7 +130,9 @@ async fn pass_on(
 async fn copy(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpgrade) {
     let (client, server) = match tokio::try_join!(client, server) {
         Ok(both) => both,
-        Err(error) => return tracing::debug!(error = chain(&error), "an upgrade was not completed"),
+        Err(error) => {
+            return tracing::debug!(error = chain(&error), "an upgrade was not completed");
+        }
     };
     let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
     match tokio::io::copy_bidirectional(&mut client, &mut server).await {
@@ -127,7 +142,8 @@ async fn copy(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpgra
 }
 
 fn no_such_link() -> ApiError {
-    ApiError::new(Code::NotFound, "nothing is here").hint("`dormouse link NAME PORT` prints the URL of a port")
+    ApiError::new(Code::NotFound, "nothing is here")
+        .hint("`dormouse link NAME PORT` prints the URL of a port")
 }
 
 /// An answer on its way: while it lives, the sandbox is held awake.
@@ -141,7 +157,10 @@ impl HttpBody for Answering {
     type Data = Bytes;
     type Error = hyper::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         Pin::new(&mut self.body).poll_frame(cx)
     }
 

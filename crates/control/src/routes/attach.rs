@@ -3,6 +3,8 @@
 //! Bytes are binary messages, whose first byte says the stream; everything else is text ([`AttachMessage`]). The client
 //! counts the bytes of each stream and, after a cut, connects again with those counts as `stdout` and `stderr`.
 
+use std::time::Duration;
+
 use api::exec::{ATTACH_STDERR, ATTACH_STDIN, ATTACH_STDOUT, AttachMessage, Output};
 use api::host::{OutputEvent, OutputFrom};
 use api::{ApiError, Code, SandboxId};
@@ -24,6 +26,9 @@ use crate::input::{At, ExecId, Query};
 const MESSAGE_BYTES_MAX: usize = 1024 * 1024;
 /// Pieces of standard input that wait for the command to take them; then the connection is not read further.
 const STDIN_PIECES_MAX: usize = 8;
+
+/// How long a client may take to close after it was told the end.
+const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// Where to begin.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -63,7 +68,8 @@ pub(crate) async fn attach(
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
     let upgrade = upgrade.map_err(|_| {
-        ApiError::invalid("Upgrade", "this path is a WebSocket").hint("`GET …/output` reads the same bytes without one")
+        ApiError::invalid("Upgrade", "this path is a WebSocket")
+            .hint("`GET …/output` reads the same bytes without one")
     })?;
     let from = OutputFrom {
         stdout: Some(query.stdout.unwrap_or(0)),
@@ -105,11 +111,21 @@ enum Input {
 }
 
 impl Session {
-    async fn run(mut self, mut socket: WebSocket, mut events: mpsc::Receiver<Result<OutputEvent, ApiError>>) {
+    async fn run(
+        mut self,
+        mut socket: WebSocket,
+        mut events: mpsc::Receiver<Result<OutputEvent, ApiError>>,
+    ) {
         // A command that does not read its input must not stop its output: input is handed over by a task of its own.
         let (input, waiting) = mpsc::channel(STDIN_PIECES_MAX);
         let (taken, mut told) = mpsc::channel(STDIN_PIECES_MAX);
-        let feeder = tokio::spawn(feed(self.app.clone(), self.id.clone(), self.exec.clone(), waiting, taken));
+        let feeder = tokio::spawn(feed(
+            self.app.clone(),
+            self.id.clone(),
+            self.exec.clone(),
+            waiting,
+            taken,
+        ));
         let stop = self.app.stop().clone();
         let result = loop {
             // While earlier input waits, the socket is not read: that is the client's back-pressure.
@@ -144,6 +160,12 @@ impl Session {
             }
         };
         feeder.abort();
+        // Closing with unread input would reset the connection, and what was said last with it.
+        let unread = async { while let Some(Ok(_)) = socket.recv().await {} };
+        let unread = tokio::time::timeout(CLOSE_TIME_MAX, unread).await;
+        if unread.is_err() {
+            tracing::debug!("an attached client did not close");
+        }
         if let Err(error) = result {
             tracing::debug!(error = %error, "an attached client went away");
         }
@@ -173,9 +195,10 @@ impl Session {
             }
             Some(Ok(OutputEvent::Exit(exit))) => AttachMessage::Exit(exit),
             Some(Err(error)) => AttachMessage::Error(error),
-            None => {
-                AttachMessage::Error(ApiError::new(Code::Internal, "the command's output ended without its end"))
-            }
+            None => AttachMessage::Error(ApiError::new(
+                Code::Internal,
+                "the command's output ended without its end",
+            )),
         };
         send(socket, &last).await?;
         close(socket).await?;
@@ -199,7 +222,9 @@ async fn feed(
                 let result = app.host().exec_stdin(&id, &exec, piece, false).await;
                 result.map(|_| Some(AttachMessage::StdinTaken { bytes }))
             }
-            Input::Close => app.host().exec_stdin(&id, &exec, Bytes::new(), true).await.map(|_| None),
+            Input::Close => {
+                app.host().exec_stdin(&id, &exec, Bytes::new(), true).await.map(|_| None)
+            }
             Input::Signal(signal) => app.host().exec_signal(&id, &exec, signal).await.map(|_| None),
         };
         let message = match result {
@@ -222,7 +247,10 @@ fn read(message: Message) -> Result<Option<Input>, ApiError> {
     match message {
         Message::Binary(bytes) => match bytes.first() {
             Some(&ATTACH_STDIN) => Ok(Some(Input::Bytes(bytes.slice(1..)))),
-            _ => Err(ApiError::invalid("message", "a binary message does not begin with byte 0 (standard input)")),
+            _ => Err(ApiError::invalid(
+                "message",
+                "a binary message does not begin with byte 0 (standard input)",
+            )),
         },
         Message::Text(text) => match crate::input::parse(text.as_bytes())? {
             AttachMessage::CloseStdin => Ok(Some(Input::Close)),
@@ -230,8 +258,10 @@ fn read(message: Message) -> Result<Option<Input>, ApiError> {
             AttachMessage::Exit(_)
             | AttachMessage::Error(_)
             | AttachMessage::Gap { .. }
-            | AttachMessage::StdinTaken { .. } => Err(ApiError::invalid("type", "only the server says this")
-                .hint("`close_stdin` or `signal`")),
+            | AttachMessage::StdinTaken { .. } => {
+                Err(ApiError::invalid("type", "only the server says this")
+                    .hint("`close_stdin` or `signal`"))
+            }
         },
         Message::Ping(_) | Message::Pong(_) | Message::Close(_) => Ok(None),
     }

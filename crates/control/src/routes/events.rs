@@ -73,12 +73,14 @@ pub(crate) async fn of_one(
     if !(1..=PAGE_MAX).contains(&limit) {
         return Err(validate::out_of_range("limit", limit, 1, PAGE_MAX).into());
     }
-    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
+    let accepts =
+        headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if query.stream.unwrap_or(accepts.contains("text/event-stream")) {
         let after = match headers.get("last-event-id") {
             None => after,
             Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
-                ApiError::invalid("Last-Event-ID", "not the id of an event of this stream").hint("a `seq`, such as `7`")
+                ApiError::invalid("Last-Event-ID", "not the id of an event of this stream")
+                    .hint("a `seq`, such as `7`")
             })?,
         };
         // Begun here, so that an error is an ordinary answer. Watched before the past is read: nothing falls between.
@@ -105,7 +107,9 @@ pub(crate) async fn of_all(State(app): State<App>) -> Response {
     let events = stream::unfold(watch, |mut watch| async move {
         let event = match watch.recv().await {
             Ok(event) => sse_event(&event, &format!("{}/{}", event.sandbox_id, event.seq)),
-            Err(RecvError::Lagged(missing)) => sse::Event::default().event("lost").data(missing.to_string()),
+            Err(RecvError::Lagged(missing)) => {
+                sse::Event::default().event("lost").data(missing.to_string())
+            }
             Err(RecvError::Closed) => return None,
         };
         Some((event, watch))
@@ -153,8 +157,13 @@ fn summary(sandbox: &Sandbox) -> String {
     match sandbox.status {
         Status::Starting => format!("`{name}` is starting since {since}"),
         Status::Running => {
-            let reasons: Vec<&str> = sandbox.awake_because.iter().map(|reason| reason.text.as_str()).collect();
-            let because = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join("; ")) };
+            let reasons: Vec<&str> =
+                sandbox.awake_because.iter().map(|reason| reason.text.as_str()).collect();
+            let because = if reasons.is_empty() {
+                String::new()
+            } else {
+                format!(": {}", reasons.join("; "))
+            };
             let until = match &sandbox.will_sleep_at {
                 Some(at) => format!("; if nothing changes it sleeps at {at}"),
                 None => String::new(),
@@ -197,7 +206,8 @@ fn follow(
         watch: broadcast::Receiver<Event>,
         deleted: bool,
     }
-    let start = Follow { app, id, last: after, ready: first.into(), behind: true, watch, deleted: false };
+    let start =
+        Follow { app, id, last: after, ready: first.into(), behind: true, watch, deleted: false };
     stream::unfold(start, |mut follow| async move {
         loop {
             if let Some(event) = follow.ready.pop_front() {
@@ -243,6 +253,8 @@ fn sse_event(event: &Event, id: &str) -> sse::Event {
 }
 
 fn sse(app: &App, events: impl Stream<Item = sse::Event> + Send + 'static) -> Response {
-    let events = events.take_until(app.stop().clone().cancelled_owned()).map(Ok::<_, std::convert::Infallible>);
+    let events = events
+        .take_until(app.stop().clone().cancelled_owned())
+        .map(Ok::<_, std::convert::Infallible>);
     Sse::new(events).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response()
 }

@@ -2,7 +2,9 @@
 
 use std::io;
 
-use api::exec::{Exec, ExecList, ExecRequest, ExecResult, Exit, Output, SignalRequest, signal_number};
+use api::exec::{
+    Exec, ExecList, ExecRequest, ExecResult, Exit, Output, SignalRequest, signal_number,
+};
 use api::host::{Answer, OutputEvent, OutputFrom};
 use api::{ApiError, Code};
 use axum::body::Body;
@@ -66,7 +68,10 @@ pub(crate) async fn start(
     params(("id" = String, Path, description = "Id or name", example = "web")),
     responses((status = 200, description = "The commands", body = ExecList)),
 )]
-pub(crate) async fn list(State(app): State<App>, At(entry): At) -> Result<Timed<ExecList>, Failure> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    At(entry): At,
+) -> Result<Timed<ExecList>, Failure> {
     Ok(Timed(app.host().exec_list(&entry.id).await?.map(|execs| ExecList { execs })))
 }
 
@@ -81,7 +86,11 @@ pub(crate) async fn list(State(app): State<App>, At(entry): At) -> Result<Timed<
     ),
     responses((status = 200, description = "The command", body = Exec)),
 )]
-pub(crate) async fn view(State(app): State<App>, At(entry): At, ExecId(exec): ExecId) -> Result<Timed<Exec>, Failure> {
+pub(crate) async fn view(
+    State(app): State<App>,
+    At(entry): At,
+    ExecId(exec): ExecId,
+) -> Result<Timed<Exec>, Failure> {
     Ok(Timed(app.host().exec_view(&entry.id, &exec).await?))
 }
 
@@ -151,7 +160,9 @@ pub(crate) async fn output(
     let first = if end > offset { next_bytes(&mut events).await.transpose()? } else { None };
     let begin = first.as_ref().map_or(offset, |(position, _)| *position);
     let limit = if follow { u64::MAX } else { end.saturating_sub(begin) };
-    let rest = stream::unfold(events, |mut events| async move { Some((next_bytes(&mut events).await?, events)) });
+    let rest = stream::unfold(events, |mut events| async move {
+        Some((next_bytes(&mut events).await?, events))
+    });
     let bytes = stream::iter(first.map(Ok)).chain(rest).map(|piece| match piece {
         Ok((_, bytes)) => Ok(bytes),
         Err(error) => Err(io::Error::other(error)),
@@ -163,7 +174,9 @@ pub(crate) async fn output(
             bytes.slice(..take)
         });
         // An empty piece after the limit ends the body.
-        std::future::ready(Some(piece).filter(|piece| piece.as_ref().map_or(true, |bytes| !bytes.is_empty())))
+        std::future::ready(
+            Some(piece).filter(|piece| piece.as_ref().map_or(true, |bytes| !bytes.is_empty())),
+        )
     });
     let mut response = Body::from_stream(bytes).into_response();
     let headers = response.headers_mut();
@@ -209,15 +222,20 @@ pub(crate) async fn stdin(
 ) -> Result<Response, Failure> {
     let mut woke_ms = None;
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| ApiError::invalid("body", "the body broke off before its end"))?;
+        let frame =
+            frame.map_err(|_| ApiError::invalid("body", "the body broke off before its end"))?;
         if let Ok(bytes) = frame.into_data()
             && !bytes.is_empty()
         {
-            woke_ms = both(woke_ms, app.host().exec_stdin(&entry.id, &exec, bytes, false).await?.woke_ms);
+            woke_ms =
+                both(woke_ms, app.host().exec_stdin(&entry.id, &exec, bytes, false).await?.woke_ms);
         }
     }
     if query.close.unwrap_or(false) {
-        woke_ms = both(woke_ms, app.host().exec_stdin(&entry.id, &exec, Bytes::new(), true).await?.woke_ms);
+        woke_ms = both(
+            woke_ms,
+            app.host().exec_stdin(&entry.id, &exec, Bytes::new(), true).await?.woke_ms,
+        );
     }
     let mut response = StatusCode::NO_CONTENT.into_response();
     add_wake(response.headers_mut(), woke_ms);
@@ -251,7 +269,8 @@ pub(crate) async fn signal(
 /// A signal's number, or what would be right.
 pub(super) fn parse_signal(text: &str) -> Result<i32, ApiError> {
     signal_number(text).ok_or_else(|| {
-        ApiError::invalid("signal", "`signal`: not a signal").hint("such as `TERM`, `SIGTERM` or `15`")
+        ApiError::invalid("signal", "`signal`: not a signal")
+            .hint("such as `TERM`, `SIGTERM` or `15`")
     })
 }
 
@@ -263,8 +282,12 @@ async fn collect(
     let (mut stdout, mut stderr) = (Kept::default(), Kept::default());
     while let Some(event) = events.recv().await {
         match event? {
-            OutputEvent::Data { stream: Output::Stdout, offset, bytes } => stdout.add(offset, &bytes),
-            OutputEvent::Data { stream: Output::Stderr, offset, bytes } => stderr.add(offset, &bytes),
+            OutputEvent::Data { stream: Output::Stdout, offset, bytes } => {
+                stdout.add(offset, &bytes);
+            }
+            OutputEvent::Data { stream: Output::Stderr, offset, bytes } => {
+                stderr.add(offset, &bytes);
+            }
             OutputEvent::Exit(exit) => return Ok(result(exec, exit, stdout, stderr)),
         }
     }
@@ -309,7 +332,8 @@ impl Kept {
     fn add(&mut self, offset: u64, bytes: &[u8]) {
         // A gap means that the host no longer had what came before.
         let contiguous = offset == self.bytes.len() as u64;
-        let room = if contiguous && !self.truncated { RESULT_BYTES_MAX - self.bytes.len() } else { 0 };
+        let room =
+            if contiguous && !self.truncated { RESULT_BYTES_MAX - self.bytes.len() } else { 0 };
         let take = room.min(bytes.len());
         self.bytes.extend_from_slice(&bytes[..take]);
         self.truncated |= take < bytes.len();
@@ -317,11 +341,12 @@ impl Kept {
 }
 
 /// The next bytes and their position; `None` at the end.
-async fn next_bytes(events: &mut mpsc::Receiver<Result<OutputEvent, ApiError>>) -> Option<Result<(u64, Bytes), ApiError>> {
+async fn next_bytes(
+    events: &mut mpsc::Receiver<Result<OutputEvent, ApiError>>,
+) -> Option<Result<(u64, Bytes), ApiError>> {
     match events.recv().await? {
         Ok(OutputEvent::Data { offset, bytes, .. }) => Some(Ok((offset, bytes))),
         Ok(OutputEvent::Exit(_)) => None,
         Err(error) => Some(Err(error)),
     }
 }
-

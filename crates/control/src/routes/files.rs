@@ -58,12 +58,17 @@ pub(crate) struct ReadQuery {
         ),
     )),
 )]
-pub(crate) async fn read(State(app): State<App>, At(entry): At, Query(query): Query<ReadQuery>) -> Result<Response, Failure> {
+pub(crate) async fn read(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<ReadQuery>,
+) -> Result<Response, Failure> {
     validate::path("path", &query.path)?;
     let offset = query.offset.unwrap_or(0);
     let answer = app.host().file_read(&entry.id, &query.path, offset, query.length).await?;
     let (info, reader) = answer.value;
-    let mut response = Body::from_stream(ReaderStream::with_capacity(reader, READ_BYTES)).into_response();
+    let mut response =
+        Body::from_stream(ReaderStream::with_capacity(reader, READ_BYTES)).into_response();
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
@@ -116,10 +121,16 @@ pub(crate) async fn write(
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
     responses((status = 204, description = "It is gone")),
 )]
-pub(crate) async fn remove(State(app): State<App>, At(entry): At, Query(query): Query<PathQuery>) -> Result<Response, Failure> {
+pub(crate) async fn remove(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<PathQuery>,
+) -> Result<Response, Failure> {
     validate::path("path", &query.path)?;
     if query.path.bytes().all(|byte| byte == b'/') {
-        return Err(ApiError::invalid("path", "`path`: the whole disk cannot be removed").hint("delete the sandbox").into());
+        return Err(ApiError::invalid("path", "`path`: the whole disk cannot be removed")
+            .hint("delete the sandbox")
+            .into());
     }
     let answer = app.host().file_remove(&entry.id, &query.path).await?;
     let mut response = StatusCode::NO_CONTENT.into_response();
@@ -135,7 +146,11 @@ pub(crate) async fn remove(State(app): State<App>, At(entry): At, Query(query): 
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
     responses((status = 200, description = "The file or folder", body = FileInfo)),
 )]
-pub(crate) async fn stat(State(app): State<App>, At(entry): At, Query(query): Query<PathQuery>) -> Result<Timed<FileInfo>, Failure> {
+pub(crate) async fn stat(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<PathQuery>,
+) -> Result<Timed<FileInfo>, Failure> {
     validate::path("path", &query.path)?;
     Ok(Timed(app.host().file_stat(&entry.id, &query.path).await?))
 }
@@ -148,7 +163,11 @@ pub(crate) async fn stat(State(app): State<App>, At(entry): At, Query(query): Qu
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
     responses((status = 200, description = "What it holds", body = FileList)),
 )]
-pub(crate) async fn list(State(app): State<App>, At(entry): At, Query(query): Query<PathQuery>) -> Result<Timed<FileList>, Failure> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<PathQuery>,
+) -> Result<Timed<FileList>, Failure> {
     validate::path("path", &query.path)?;
     Ok(Timed(app.host().file_list(&entry.id, &query.path).await?.map(|files| FileList { files })))
 }
@@ -198,11 +217,18 @@ pub(crate) async fn rename(
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
     responses((status = 200, description = "The tar stream", body = Vec<u8>, content_type = "application/x-tar")),
 )]
-pub(crate) async fn read_tree(State(app): State<App>, At(entry): At, Query(query): Query<PathQuery>) -> Result<Response, Failure> {
+pub(crate) async fn read_tree(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<PathQuery>,
+) -> Result<Response, Failure> {
     validate::path("path", &query.path)?;
     let answer = app.host().tree_read(&entry.id, &query.path).await?;
-    let mut response = Body::from_stream(ReaderStream::with_capacity(answer.value, READ_BYTES)).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    let mut response =
+        Body::from_stream(ReaderStream::with_capacity(answer.value, READ_BYTES)).into_response();
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
     add_wake(response.headers_mut(), answer.woke_ms);
     Ok(response)
 }
@@ -231,8 +257,7 @@ pub(crate) async fn write_tree(
 }
 
 fn read_mode(text: &str) -> Result<u32, ApiError> {
-    u32::from_str_radix(text, 8)
-        .ok()
-        .filter(|mode| *mode <= MODE_MAX)
-        .ok_or_else(|| ApiError::invalid("mode", "`mode`: no permission bits").hint("octal, such as `0644`"))
+    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= MODE_MAX).ok_or_else(|| {
+        ApiError::invalid("mode", "`mode`: no permission bits").hint("octal, such as `0644`")
+    })
 }

@@ -72,7 +72,9 @@ async fn guard(State(app): State<App>, request: Request, next: Next) -> Result<R
 }
 
 async fn no_route() -> Failure {
-    ApiError::new(Code::NotFound, "no such path").hint("`GET /v1/openapi.json` describes every one").into()
+    ApiError::new(Code::NotFound, "no such path")
+        .hint("`GET /v1/openapi.json` describes every one")
+        .into()
 }
 
 async fn no_method() -> Failure {

@@ -83,7 +83,10 @@ pub(crate) struct ListQuery {
     get, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "list_sandboxes", params(ListQuery),
     responses((status = 200, description = "One page", body = SandboxPage)),
 )]
-pub(crate) async fn list(State(app): State<App>, Query(query): Query<ListQuery>) -> Result<Json<SandboxPage>, Failure> {
+pub(crate) async fn list(
+    State(app): State<App>,
+    Query(query): Query<ListQuery>,
+) -> Result<Json<SandboxPage>, Failure> {
     let limit = query.limit.unwrap_or(PAGE_DEFAULT);
     if !(1..=PAGE_MAX).contains(&limit) {
         return Err(validate::out_of_range("limit", limit, 1, PAGE_MAX).into());
@@ -96,8 +99,13 @@ pub(crate) async fn list(State(app): State<App>, Query(query): Query<ListQuery>)
         .flat_map(|labels| labels.split(','))
         .map(|label| label.split_once('=').map_or((label, None), |(key, value)| (key, Some(value))))
         .collect();
-    let mut views: HashMap<SandboxId, Sandbox> =
-        app.host().list().await.into_iter().map(|known| (known.sandbox.id.clone(), known.sandbox)).collect();
+    let mut views: HashMap<SandboxId, Sandbox> = app
+        .host()
+        .list()
+        .await
+        .into_iter()
+        .map(|known| (known.sandbox.id.clone(), known.sandbox))
+        .collect();
     let mut sandboxes = Vec::new();
     let mut last: Option<Entry> = None;
     let mut next_cursor = None;
@@ -213,7 +221,10 @@ pub(crate) async fn sleep(
     params(("id" = String, Path, description = "Id or name", example = "web")),
     responses((status = 200, description = "Its view, running", body = Sandbox)),
 )]
-pub(crate) async fn restart(State(app): State<App>, At(entry): At) -> Result<Json<Sandbox>, Failure> {
+pub(crate) async fn restart(
+    State(app): State<App>,
+    At(entry): At,
+) -> Result<Json<Sandbox>, Failure> {
     to_the_end(async move { Ok(Json(app.host().restart(&entry.id).await?)) }).await
 }
 
@@ -286,7 +297,11 @@ pub(crate) enum LogKind {
     params(("id" = String, Path, description = "Id or name", example = "web"), LogQuery),
     responses((status = 200, description = "The newest part of the log", body = String, content_type = "text/plain")),
 )]
-pub(crate) async fn logs(State(app): State<App>, At(entry): At, Query(query): Query<LogQuery>) -> Result<Response, Failure> {
+pub(crate) async fn logs(
+    State(app): State<App>,
+    At(entry): At,
+    Query(query): Query<LogQuery>,
+) -> Result<Response, Failure> {
     let max_bytes = query.max_bytes.unwrap_or(LOG_BYTES_DEFAULT);
     if !(1..=LOG_BYTES_MAX).contains(&max_bytes) {
         return Err(validate::out_of_range("max_bytes", max_bytes, 1, LOG_BYTES_MAX).into());
@@ -299,7 +314,8 @@ pub(crate) async fn logs(State(app): State<App>, At(entry): At, Query(query): Qu
     let plain = HeaderValue::from_static("text/plain; charset=utf-8");
     // A guest's bytes must never be taken for a page of this origin.
     let no_guess = HeaderValue::from_static("nosniff");
-    Ok(([(header::CONTENT_TYPE, plain), (header::X_CONTENT_TYPE_OPTIONS, no_guess)], bytes).into_response())
+    Ok(([(header::CONTENT_TYPE, plain), (header::X_CONTENT_TYPE_OPTIONS, no_guess)], bytes)
+        .into_response())
 }
 
 fn made(made: Made) -> Response {
@@ -314,8 +330,11 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = value.to_str().ok().filter(|key| !key.is_empty() && key.len() <= KEY_CHARS_MAX);
     key.map(Some).ok_or_else(|| {
-        ApiError::invalid("Idempotency-Key", "the idempotency key is empty, too long or not plain text")
-            .hint("1-255 visible characters, such as a UUID")
+        ApiError::invalid(
+            "Idempotency-Key",
+            "the idempotency key is empty, too long or not plain text",
+        )
+        .hint("1-255 visible characters, such as a UUID")
     })
 }
 
@@ -332,6 +351,7 @@ fn read_cursor(text: &str) -> Result<(i64, SandboxId), ApiError> {
     };
     read().ok_or_else(|| ApiError {
         code: Code::InvalidRequest,
-        ..ApiError::invalid("cursor", "not a cursor").hint("give `next_cursor` of an earlier page as it was")
+        ..ApiError::invalid("cursor", "not a cursor")
+            .hint("give `next_cursor` of an earlier page as it was")
     })
 }

@@ -40,7 +40,10 @@ impl World {
         let (root, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let fake = Fake::new(root.path());
         let server = start(&fake, &data).await;
-        let token = std::fs::read_to_string(data.path().join(control::ADMIN_TOKEN_FILE)).unwrap().trim().to_owned();
+        let token = std::fs::read_to_string(data.path().join(control::ADMIN_TOKEN_FILE))
+            .unwrap()
+            .trim()
+            .to_owned();
         Self { fake, data, address: server.address(), server: Some(server), token, _root: root }
     }
 
@@ -64,7 +67,11 @@ impl World {
 
     pub(crate) fn request(&self, method: &str, path: &str) -> hyper::http::request::Builder {
         let authorization = format!("Bearer {}", self.token);
-        Request::builder().method(method).uri(path).header("host", "localhost").header("authorization", authorization)
+        Request::builder()
+            .method(method)
+            .uri(path)
+            .header("host", "localhost")
+            .header("authorization", authorization)
     }
 
     pub(crate) async fn send<B>(&self, request: Request<B>) -> Answer
@@ -95,7 +102,8 @@ impl World {
 
     /// The host name of a link.
     pub(crate) async fn link(&self, name: &str, port: u16) -> String {
-        let link: api::sandbox::Link = self.call("GET", &format!("/v1/sandboxes/{name}/links/{port}"), "").await.json();
+        let link: api::sandbox::Link =
+            self.call("GET", &format!("/v1/sandboxes/{name}/links/{port}"), "").await.json();
         link.url.strip_prefix("http://").unwrap().trim_end_matches('/').to_owned()
     }
 }
@@ -118,7 +126,8 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (mut sender, wire) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
+    let (mut sender, wire) =
+        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.unwrap();
     tokio::spawn(wire.with_upgrades());
     sender.send_request(request).await.unwrap()
 }
@@ -131,7 +140,8 @@ impl Answer {
     }
 
     pub(crate) fn json<T: DeserializeOwned>(&self) -> T {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {:?}", self.body))
     }
 
     /// Status, code, field and sentence of an error.
@@ -169,9 +179,13 @@ impl Sse {
     pub(crate) async fn next(&mut self) -> Option<(String, Event)> {
         loop {
             if let Some((block, rest)) = self.text.split_once("\n\n") {
-                let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-                let told = field("data: ").map(|data| (field("id: ").unwrap(), serde_json::from_str(&data).unwrap()));
-                self.text = rest.to_owned();
+                let field = |name: &str| {
+                    block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+                };
+                let told = field("data: ")
+                    .map(|data| (field("id: ").unwrap(), serde_json::from_str(&data).unwrap()));
+                let rest = rest.to_owned();
+                self.text = rest;
                 if told.is_some() {
                     return told;
                 }

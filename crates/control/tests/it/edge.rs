@@ -58,7 +58,11 @@ async fn mirror(request: Request<Incoming>) -> Response<Full<Bytes>> {
     }
     let body = request.into_body().collect().await.unwrap().to_bytes();
     text.push_str(std::str::from_utf8(&body).unwrap());
-    Response::builder().header("connection", "x-secret").header("x-secret", "1").body(Full::new(text.into())).unwrap()
+    Response::builder()
+        .header("connection", "x-secret")
+        .header("x-secret", "1")
+        .body(Full::new(text.into()))
+        .unwrap()
 }
 
 #[tokio::test]
@@ -98,7 +102,7 @@ async fn wrong_keys_look_like_nothing_is_there() {
     let (label, rest) = host.split_once('.').unwrap();
     let parts: Vec<&str> = label.split('-').collect();
     let (id, key) = (parts[0], parts[1]);
-    let wrong_key = if key.starts_with('a') { format!("b{}", &key[1..]) } else { format!("a{}", &key[1..]) };
+    let wrong_key = format!("{}{}", if key.starts_with('a') { "b" } else { "a" }, &key[1..]);
     let mut bodies = std::collections::BTreeSet::new();
     for label in [
         format!("{id}-{wrong_key}-{port}"),
@@ -115,7 +119,12 @@ async fn wrong_keys_look_like_nothing_is_there() {
     }
     assert_eq!(bodies.len(), 1, "the answers differ: {bodies:?}");
     // The interface is not behind a link, nor a link behind the interface.
-    assert_eq!(world.send(get(&host, "/v1/health")).await.value_text(), format!("GET /v1/health\nhost: 127.0.0.1:{port}\nx-forwarded-for: 127.0.0.1\nx-forwarded-host: {host}\nx-forwarded-proto: http\n"));
+    assert_eq!(
+        world.send(get(&host, "/v1/health")).await.value_text(),
+        format!(
+            "GET /v1/health\nhost: 127.0.0.1:{port}\nx-forwarded-for: 127.0.0.1\nx-forwarded-host: {host}\nx-forwarded-proto: http\n"
+        )
+    );
     // Capitals, a final dot and an absolute request line name the same host.
     assert_eq!(world.send(get(&host.to_uppercase(), "/")).await.status, 200);
     let (name, outside) = host.rsplit_once(':').unwrap();
@@ -134,7 +143,9 @@ async fn s08_a_request_to_a_sleeping_sandbox_is_held_and_answered() {
     let mut asked = Vec::new();
     for _ in 0..5 {
         let (connection, request) = (world.connect().await, get(&host, "/"));
-        asked.push(tokio::spawn(async move { Answer::read(send_over(connection, request).await).await }));
+        asked.push(tokio::spawn(async move {
+            Answer::read(send_over(connection, request).await).await
+        }));
     }
     world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 5).await.unwrap();
     assert!(asked.iter().all(|task| !task.is_finished()));
@@ -193,7 +204,9 @@ async fn closed_ports_and_servers_that_break_off() {
     let host = world.link("web", port).await;
     for _ in 0..2 {
         let answer = world.send(get(&host, "/")).await;
-        let want = format!("502 bad_answer: what listens on port {port} in the sandbox broke off before it had answered");
+        let want = format!(
+            "502 bad_answer: what listens on port {port} in the sandbox broke off before it had answered"
+        );
         assert_eq!(answer.error(), want);
     }
     world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
@@ -205,7 +218,10 @@ async fn bodies_stream_both_ways_and_hold_until_their_end() {
     world.sandbox("web").await;
     // Echoes each piece as it comes.
     let port = server(|request: Request<Incoming>| async move {
-        let pieces = request.into_body().into_data_stream().map(|piece| Ok::<_, Infallible>(Frame::data(piece.unwrap())));
+        let pieces = request
+            .into_body()
+            .into_data_stream()
+            .map(|piece| Ok::<_, Infallible>(Frame::data(piece.unwrap())));
         Response::new(StreamBody::new(pieces))
     })
     .await;
@@ -215,7 +231,11 @@ async fn bodies_stream_both_ways_and_hold_until_their_end() {
         let piece = pieces.recv().await?;
         Some((Ok::<_, Infallible>(Frame::data(piece)), pieces))
     });
-    let request = Request::builder().method("POST").uri("/").header("host", host).body(StreamBody::new(Box::pin(pieces)));
+    let request = Request::builder()
+        .method("POST")
+        .uri("/")
+        .header("host", host)
+        .body(StreamBody::new(Box::pin(pieces)));
     let mut body = world.open(request.unwrap()).await.into_body();
     for piece in ["one", "two"] {
         feed.send(piece.into()).await.unwrap();
@@ -256,7 +276,8 @@ async fn web_sockets_pass_and_do_not_hold() {
     let host = world.link("web", port).await;
     world.call("POST", "/v1/sandboxes/web/sleep", "").await;
     let request = format!("ws://{host}/socket").into_client_request().unwrap();
-    let (mut socket, answer) = tokio_tungstenite::client_async(request, world.connect().await).await.unwrap();
+    let (mut socket, answer) =
+        tokio_tungstenite::client_async(request, world.connect().await).await.unwrap();
     assert_eq!(answer.headers()["server-timing"], "wake;dur=12.5");
     for size in [0, 1, 70_000] {
         let message = Message::Binary(vec![9; size].into());
@@ -282,7 +303,10 @@ async fn an_upgrade_that_is_refused_is_an_ordinary_answer() {
         .body(Empty::<Bytes>::new())
         .unwrap();
     let text = world.send(request).await.value_text();
-    assert!(text.contains("connection: upgrade\n") && text.contains("upgrade: websocket\n"), "{text}");
+    assert!(
+        text.contains("connection: upgrade\n") && text.contains("upgrade: websocket\n"),
+        "{text}"
+    );
 }
 
 impl Answer {
@@ -301,9 +325,12 @@ async fn one_connection_serves_many_requests() {
     })
     .await;
     let host = world.link("web", port).await;
-    let (mut sender, wire) = hyper::client::conn::http1::handshake(TokioIo::new(world.connect().await)).await.unwrap();
+    let (mut sender, wire) =
+        hyper::client::conn::http1::handshake(TokioIo::new(world.connect().await)).await.unwrap();
     tokio::spawn(wire);
-    for (host, path, status) in [(host.as_str(), "/1", 200), ("localhost", "/v1/health", 200), (&host, "/2", 200)] {
+    for (host, path, status) in
+        [(host.as_str(), "/1", 200), ("localhost", "/v1/health", 200), (&host, "/2", 200)]
+    {
         sender.ready().await.unwrap();
         let answer = Answer::read(sender.send_request(get(host, path)).await.unwrap()).await;
         assert_eq!(answer.status, status, "{path}");

@@ -20,7 +20,12 @@ async fn pages_follow_one_another() {
     world.fake.say(&web.id, "sandbox.updated", "third");
     let page = async |query: &str| {
         let page = world.call("GET", &format!("/v1/sandboxes/web/events{query}"), "").await.value();
-        let seqs: Vec<u64> = page["events"].as_array().unwrap().iter().map(|event| event["seq"].as_u64().unwrap()).collect();
+        let seqs: Vec<u64> = page["events"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|event| event["seq"].as_u64().unwrap())
+            .collect();
         (seqs, page["next_after"].as_u64().unwrap())
     };
     assert_eq!(page("").await, (vec![1, 2, 3], 3));
@@ -33,7 +38,8 @@ async fn pages_follow_one_another() {
 async fn a_stream_tells_the_past_then_the_present_and_ends_with_the_sandbox() {
     let world = World::new().await;
     let web = world.sandbox("web").await;
-    let mut events = stream(&world, "/v1/sandboxes/web/events", &[("accept", "text/event-stream")]).await;
+    let mut events =
+        stream(&world, "/v1/sandboxes/web/events", &[("accept", "text/event-stream")]).await;
     assert_eq!(events.next().await.unwrap().0, "1");
     assert_eq!(events.next().await.unwrap().1.kind, "sandbox.running");
     world.fake.say(&web.id, "sandbox.updated", "now");
@@ -56,11 +62,13 @@ async fn a_cut_stream_goes_on_after_the_last_event_received() {
     for number in 0..40 {
         world.fake.say(&web.id, "sandbox.updated", &number.to_string());
     }
-    let mut events = stream(&world, "/v1/sandboxes/web/events?stream=true", &[("last-event-id", &last)]).await;
+    let mut events =
+        stream(&world, "/v1/sandboxes/web/events?stream=true", &[("last-event-id", &last)]).await;
     for number in 0..40 {
         assert_eq!(events.next().await.unwrap().1.text, number.to_string());
     }
-    let bad = world.request("GET", "/v1/sandboxes/web/events?stream=true").header("last-event-id", "x");
+    let bad =
+        world.request("GET", "/v1/sandboxes/web/events?stream=true").header("last-event-id", "x");
     let bad = world.send(bad.body(Full::new(Bytes::new())).unwrap()).await.error();
     assert_eq!(bad, "400 invalid_request Last-Event-ID: not the id of an event of this stream");
 }
@@ -90,7 +98,12 @@ async fn all_timelines_at_once() {
     for _ in 0..4 {
         ids.push(events.next().await.unwrap().0);
     }
-    let want = [format!("{}/1", web.id), format!("{}/2", web.id), format!("{}/1", api.id), format!("{}/2", api.id)];
+    let want = [
+        format!("{}/1", web.id),
+        format!("{}/2", web.id),
+        format!("{}/1", api.id),
+        format!("{}/2", api.id),
+    ];
     assert_eq!(ids, want);
 }
 
@@ -102,7 +115,7 @@ async fn s01_why_explains_in_every_status() {
     let awake = why().await;
     assert_eq!(
         awake["summary"],
-        "`web` is awake since 2026-11-30T10:15:30.123Z: it was busy a moment ago; if nothing changes it sleeps at \
+        "`web` is awake since 2026-11-30T10:15:30.123Z: something ran in it; if nothing changes it sleeps at \
          2026-11-30T10:15:30.123Z"
     );
     world.call("POST", "/v1/sandboxes/web/sleep", r#"{"tier": "disk"}"#).await;

@@ -25,10 +25,16 @@ async fn ended(world: &World, exec: &str) -> Value {
     world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}"), "").await.value()
 }
 
-async fn attach(world: &World, exec: &str, query: &str) -> Result<WebSocketStream<TcpStream>, Error> {
+async fn attach(
+    world: &World,
+    exec: &str,
+    query: &str,
+) -> Result<WebSocketStream<TcpStream>, Error> {
     let url = format!("ws://localhost/v1/sandboxes/web/execs/{exec}/attach?{query}");
     let mut request = url.into_client_request().unwrap();
-    request.headers_mut().insert("authorization", format!("Bearer {}", world.token).parse().unwrap());
+    request
+        .headers_mut()
+        .insert("authorization", format!("Bearer {}", world.token).parse().unwrap());
     tokio_tungstenite::client_async(request, world.connect().await).await.map(|(socket, _)| socket)
 }
 
@@ -56,21 +62,33 @@ async fn told(mut socket: WebSocketStream<TcpStream>) -> (String, String, Vec<Va
 async fn s22_results_say_how_a_command_ended() {
     let world = World::new().await;
     world.sandbox("web").await;
-    let run = async |body: Value| world.call("POST", "/v1/sandboxes/web/execs", body.to_string()).await.value();
+    let run = async |body: Value| {
+        world.call("POST", "/v1/sandboxes/web/execs", body.to_string()).await.value()
+    };
     let cat = run(json!({"argv": ["cat"], "stdin": "hello"})).await;
-    assert_eq!((&cat["stdout"], &cat["exit_code"], &cat["truncated"]), (&json!("hello"), &json!(0), &json!(false)));
+    assert_eq!(
+        (&cat["stdout"], &cat["exit_code"], &cat["truncated"]),
+        (&json!("hello"), &json!(0), &json!(false))
+    );
     let killed = run(json!({"command": "kill -KILL $$"})).await;
     assert_eq!((&killed["signal"], killed.get("exit_code")), (&json!(9), None));
     let slow = run(json!({"argv": ["sleep", "1000"], "timeout_ms": 50})).await;
     assert_eq!((&slow["timed_out"], &slow["signal"]), (&json!(true), &json!(9)));
     let bytes = run(json!({"command": "printf '\\377\\0x'"})).await;
-    assert_eq!((&bytes["stdout"], &bytes["stdout_base64"]), (&json!("\u{fffd}\0x"), &json!("/wB4")));
+    assert_eq!(
+        (&bytes["stdout"], &bytes["stdout_base64"]),
+        (&json!("\u{fffd}\0x"), &json!("/wB4"))
+    );
     let big = run(json!({"command": "head -c 1048577 /dev/zero; echo end >&2"})).await;
-    assert_eq!((big["stdout"].as_str().unwrap().len(), &big["truncated"]), (1_048_576, &json!(true)));
+    assert_eq!(
+        (big["stdout"].as_str().unwrap().len(), &big["truncated"]),
+        (1_048_576, &json!(true))
+    );
     assert_eq!(big["stderr"], "end\n");
     let env = run(json!({"command": "echo $A", "env": {"A": "b"}})).await;
     assert_eq!(env["stdout"], "b\n");
-    let absent = world.call("POST", "/v1/sandboxes/web/execs", r#"{"argv": ["/no/such/program"]}"#).await;
+    let absent =
+        world.call("POST", "/v1/sandboxes/web/execs", r#"{"argv": ["/no/such/program"]}"#).await;
     assert!(absent.error().starts_with("422 cannot_start"), "{}", absent.error());
 }
 
@@ -80,10 +98,17 @@ async fn output_is_read_by_offset() {
     world.sandbox("web").await;
     let exec = background(&world, &json!({"command": "printf 0123456789; echo no >&2"})).await;
     let view = ended(&world, &exec).await;
-    assert_eq!((&view["status"], &view["stdout_bytes"], &view["stderr_bytes"]), (&"exited".into(), &10.into(), &3.into()));
+    assert_eq!(
+        (&view["status"], &view["stdout_bytes"], &view["stderr_bytes"]),
+        (&"exited".into(), &10.into(), &3.into())
+    );
     let read = async |query: &str| {
-        let answer = world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/output?{query}"), "").await;
-        let headers = (answer.header("dormouse-offset").map(str::to_owned), answer.header("dormouse-next-offset").map(str::to_owned));
+        let answer =
+            world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/output?{query}"), "").await;
+        let headers = (
+            answer.header("dormouse-offset").map(str::to_owned),
+            answer.header("dormouse-next-offset").map(str::to_owned),
+        );
         (String::from_utf8(answer.body.to_vec()).unwrap(), headers)
     };
     let number = |text: &str| Some(text.to_owned());
@@ -91,7 +116,8 @@ async fn output_is_read_by_offset() {
     assert_eq!(read("offset=4").await, ("456789".into(), (number("4"), number("10"))));
     assert_eq!(read("offset=10").await, (String::new(), (number("10"), number("10"))));
     assert_eq!(read("stream=stderr&follow=true").await, ("no\n".into(), (number("0"), None)));
-    let beyond = world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/output?offset=11"), "").await;
+    let beyond =
+        world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/output?offset=11"), "").await;
     assert_eq!(beyond.error(), "400 invalid_request offset: `offset`: 11 is out of range");
     let list = world.call("GET", "/v1/sandboxes/web/execs", "").await.value();
     assert_eq!(list["execs"].as_array().unwrap().len(), 1);
@@ -103,7 +129,10 @@ async fn output_is_followed_while_it_is_written() {
     world.sandbox("web").await;
     let exec = background(&world, &json!({"argv": ["cat"], "open_stdin": true})).await;
     let path = format!("/v1/sandboxes/web/execs/{exec}");
-    let request = world.request("GET", &format!("{path}/output?follow=true")).body(Full::new(Bytes::new())).unwrap();
+    let request = world
+        .request("GET", &format!("{path}/output?follow=true"))
+        .body(Full::new(Bytes::new()))
+        .unwrap();
     let mut body = world.open(request).await.into_body();
     for line in ["one\n", "two\n"] {
         assert_eq!(world.call("POST", &format!("{path}/stdin"), line).await.status, 204);
@@ -130,7 +159,9 @@ async fn signals_reach_the_command() {
 async fn attached_both_streams_come_and_the_end() {
     let world = World::new().await;
     world.sandbox("web").await;
-    let exec = background(&world, &json!({"command": "cat; echo e >&2; exit 7", "open_stdin": true})).await;
+    let exec =
+        background(&world, &json!({"command": "cat; echo e >&2; exit 7", "open_stdin": true}))
+            .await;
     let mut socket = attach(&world, &exec, "hold=true").await.unwrap();
     world.fake.holds.subscribe().wait_for(|holds| *holds == 1).await.unwrap();
     socket.send(Message::Binary(b"\0hello ".to_vec().into())).await.unwrap();
@@ -146,7 +177,11 @@ async fn attached_both_streams_come_and_the_end() {
 async fn a_cut_attachment_goes_on_where_it_was() {
     let world = World::new().await;
     world.sandbox("web").await;
-    let exec = background(&world, &json!({"command": "printf 01234; cat; printf 56789", "open_stdin": true})).await;
+    let exec = background(
+        &world,
+        &json!({"command": "printf 01234; cat; printf 56789", "open_stdin": true}),
+    )
+    .await;
     let mut socket = attach(&world, &exec, "").await.unwrap();
     let mut received = 0;
     while received < 5 {
@@ -175,15 +210,22 @@ async fn attached_signals_and_bad_messages() {
         let mut socket = attach(&world, &exec, "").await.unwrap();
         socket.send(message).await.unwrap();
         let (_, _, texts) = told(socket).await;
-        assert_eq!((&texts[0]["type"], &texts[0]["field"]), (&json!("error"), &json!(field)), "{texts:?}");
+        assert_eq!(
+            (&texts[0]["type"], &texts[0]["field"]),
+            (&json!("error"), &json!(field)),
+            "{texts:?}"
+        );
     }
     let mut socket = attach(&world, &exec, "").await.unwrap();
     socket.send(Message::Text(r#"{"type": "signal", "signal": "INT"}"#.into())).await.unwrap();
     assert_eq!(told(socket).await.2[0]["signal"], 2);
 
-    let Err(Error::Http(refused)) = attach(&world, "99", "").await else { panic!("attached to nothing") };
+    let Err(Error::Http(refused)) = attach(&world, "99", "").await else {
+        panic!("attached to nothing")
+    };
     assert_eq!(refused.status(), 404);
-    let plain = world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/attach"), "").await.error();
+    let plain =
+        world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/attach"), "").await.error();
     assert_eq!(plain, "400 invalid_request Upgrade: this path is a WebSocket");
 }
 
@@ -192,9 +234,14 @@ async fn s02_a_call_that_waits_holds_and_one_that_is_gone_does_not() {
     let world = World::new().await;
     world.sandbox("web").await;
     let body = r#"{"argv": ["sleep", "1000"]}"#;
-    let request = world.request("POST", "/v1/sandboxes/web/execs").body(Full::new(Bytes::from(body))).unwrap();
+    let request = world
+        .request("POST", "/v1/sandboxes/web/execs")
+        .body(Full::new(Bytes::from(body)))
+        .unwrap();
     let (mut sender, wire) =
-        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(world.connect().await)).await.unwrap();
+        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(world.connect().await))
+            .await
+            .unwrap();
     let wire = tokio::spawn(wire);
     let asked = tokio::spawn(async move { sender.send_request(request).await.map(drop) });
     world.fake.holds.subscribe().wait_for(|holds| *holds == 1).await.unwrap();

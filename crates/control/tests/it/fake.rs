@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
-    Answer, Caller, Change, Connection, Hold, Host, Known, Log, NewFork, NewSandbox, OutputEvent, OutputFrom,
+    Answer, Caller, Change, Connection, Hold, Host, Known, Log, NewFork, NewSandbox, OutputEvent,
+    OutputFrom,
 };
 use api::sandbox::{AwakeReason, PolicyPatch, Sandbox, SleepTier, Status};
 use api::{ApiError, Code, Event, SandboxId};
@@ -93,6 +94,11 @@ impl Fake {
         let _ = self.events.send(event);
     }
 
+    /// All ids.
+    pub(crate) fn ids(&self) -> Vec<SandboxId> {
+        self.state().keys().cloned().collect()
+    }
+
     /// How many wakes a timeline has.
     pub(crate) fn wakes(&self, id: &SandboxId) -> usize {
         self.state()[id].timeline.iter().filter(|event| event.kind == "sandbox.woke").count()
@@ -104,12 +110,20 @@ impl Fake {
 
     fn known(&self, id: &SandboxId) -> Result<Known, ApiError> {
         let state = self.state();
-        state.get(id).map(|one| one.known.clone()).ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))
+        state
+            .get(id)
+            .map(|one| one.known.clone())
+            .ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))
     }
 
-    fn change(&self, id: &SandboxId, change: impl FnOnce(&mut Sandbox)) -> Result<Sandbox, ApiError> {
+    fn change(
+        &self,
+        id: &SandboxId,
+        change: impl FnOnce(&mut Sandbox),
+    ) -> Result<Sandbox, ApiError> {
         let mut state = self.state();
-        let one = state.get_mut(id).ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))?;
+        let one =
+            state.get_mut(id).ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))?;
         change(&mut one.known.sandbox);
         Ok(one.known.sandbox.clone())
     }
@@ -148,7 +162,8 @@ impl Fake {
         }
         let sandbox = known.sandbox.clone();
         if !self.state().contains_key(&sandbox.id) {
-            std::fs::create_dir_all(self.root.join(sandbox.id.as_str()).join("work")).map_err(told)?;
+            std::fs::create_dir_all(self.root.join(sandbox.id.as_str()).join("work"))
+                .map_err(told)?;
             let one = One { known, timeline: Vec::new(), execs: Vec::new() };
             self.state().insert(sandbox.id.clone(), one);
             self.say(&sandbox.id, kind, "made");
@@ -165,7 +180,9 @@ impl Fake {
         let state = self.state();
         let one = state.get(id).ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))?;
         let found = one.execs.iter().find(|running| running.view.exec_id == exec);
-        found.cloned().ok_or_else(|| ApiError::new(Code::NotFound, format!("no command has the id `{exec}`")))
+        found
+            .cloned()
+            .ok_or_else(|| ApiError::new(Code::NotFound, format!("no command has the id `{exec}`")))
     }
 
     fn info(&self, id: &SandboxId, path: &str) -> Result<FileInfo, ApiError> {
@@ -194,7 +211,7 @@ impl Drop for FakeHold {
 
 #[async_trait]
 impl Host for Fake {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "here"
     }
 
@@ -235,7 +252,8 @@ impl Host for Fake {
         };
         awake(&mut sandbox);
         set_policy(&mut sandbox, new.policy);
-        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.created").await
+        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.created")
+            .await
     }
 
     async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
@@ -243,7 +261,8 @@ impl Host for Fake {
         sandbox.forked_from = Some(std::mem::replace(&mut sandbox.id, new.id));
         sandbox.name = new.name;
         awake(&mut sandbox);
-        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.forked").await
+        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.forked")
+            .await
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
@@ -294,9 +313,20 @@ impl Host for Fake {
         std::fs::remove_dir_all(self.root.join(id.as_str())).map_err(told)
     }
 
-    async fn events(&self, id: &SandboxId, after: u64, limit: usize) -> Result<Vec<Event>, ApiError> {
+    async fn events(
+        &self,
+        id: &SandboxId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Event>, ApiError> {
         self.known(id)?;
-        Ok(self.state()[id].timeline.iter().filter(|event| event.seq > after).take(limit).cloned().collect())
+        Ok(self.state()[id]
+            .timeline
+            .iter()
+            .filter(|event| event.seq > after)
+            .take(limit)
+            .cloned()
+            .collect())
     }
 
     fn watch(&self) -> broadcast::Receiver<Event> {
@@ -309,32 +339,57 @@ impl Host for Fake {
             Log::Console => "Linux version 6.12\n",
             Log::Daemon => "sandbox moved\n",
         };
-        Ok(Bytes::from(text[text.len().saturating_sub(usize::try_from(max_bytes).unwrap())..].to_owned()))
+        Ok(Bytes::from(
+            text[text.len().saturating_sub(usize::try_from(max_bytes).unwrap())..].to_owned(),
+        ))
     }
 
-    async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError> {
+    async fn hold(
+        &self,
+        id: &SandboxId,
+        caller: Caller,
+    ) -> Result<Answer<Box<dyn Hold>>, ApiError> {
         let woke_ms = self.wake(id, &caller.what).await?;
         self.holds.send_modify(|holds| *holds += 1);
         Ok(Answer { value: Box::new(FakeHold(Arc::clone(&self.holds))), woke_ms })
     }
 
-    async fn connect(&self, id: &SandboxId, port: u16, caller: Caller) -> Result<Answer<Connection>, ApiError> {
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        port: u16,
+        caller: Caller,
+    ) -> Result<Answer<Connection>, ApiError> {
         let woke_ms = self.wake(id, &caller.what).await?;
         let life = self.known(id)?.sandbox.life;
         let mut left = self.port_retries.load(Ordering::SeqCst);
         loop {
             match tokio::net::TcpStream::connect(("127.0.0.1", port)).await {
-                Ok(stream) => return Ok(Answer { value: Connection { stream: Box::new(stream), life }, woke_ms }),
+                Ok(stream) => {
+                    return Ok(Answer {
+                        value: Connection { stream: Box::new(stream), life },
+                        woke_ms,
+                    });
+                }
                 Err(_) if left > 0 => {
                     left -= 1;
                     tokio::time::sleep(std::time::Duration::from_millis(50)).await;
                 }
-                Err(_) => return Err(ApiError::new(Code::PortClosed, format!("nothing listens on port {port}"))),
+                Err(_) => {
+                    return Err(ApiError::new(
+                        Code::PortClosed,
+                        format!("nothing listens on port {port}"),
+                    ));
+                }
             }
         }
     }
 
-    async fn exec_start(&self, id: &SandboxId, request: ExecRequest) -> Result<Answer<Exec>, ApiError> {
+    async fn exec_start(
+        &self,
+        id: &SandboxId,
+        request: ExecRequest,
+    ) -> Result<Answer<Exec>, ApiError> {
         let woke_ms = self.wake(id, "exec").await?;
         let argv = match (&request.argv, &request.command) {
             (Some(argv), _) => argv.clone(),
@@ -343,14 +398,26 @@ impl Host for Fake {
         // What would be absolute in a guest is below its folder here.
         let argv: Vec<String> = argv
             .into_iter()
-            .map(|arg| if arg.starts_with("/work") { self.path(id, &arg).display().to_string() } else { arg })
+            .map(|arg| {
+                if arg.starts_with("/work") {
+                    self.path(id, &arg).display().to_string()
+                } else {
+                    arg
+                }
+            })
             .collect();
         let mut command = tokio::process::Command::new(&argv[0]);
         let cwd = self.path(id, request.cwd.as_deref().unwrap_or("/work"));
-        command.args(&argv[1..]).current_dir(cwd).envs(&self.known(id)?.sandbox.env).envs(&request.env).process_group(0);
+        command
+            .args(&argv[1..])
+            .current_dir(cwd)
+            .envs(&self.known(id)?.sandbox.env)
+            .envs(&request.env)
+            .process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child =
-            command.spawn().map_err(|error| ApiError::new(Code::CannotStart, format!("cannot start: {error}")))?;
+        let mut child = command
+            .spawn()
+            .map_err(|error| ApiError::new(Code::CannotStart, format!("cannot start: {error}")))?;
         let mut stdin = child.stdin.take();
         if let Some(text) = &request.stdin {
             stdin.as_mut().unwrap().write_all(text.as_bytes()).await.map_err(told)?;
@@ -380,27 +447,38 @@ impl Host for Fake {
         drop(state);
         let (stdout, stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
         tokio::spawn(async move {
-            let time = running.request.timeout_ms.map_or(std::time::Duration::MAX, std::time::Duration::from_millis);
+            let time = running
+                .request
+                .timeout_ms
+                .map_or(std::time::Duration::MAX, std::time::Duration::from_millis);
             let work = async {
                 tokio::join!(pump(stdout, &running.out[0]), pump(stderr, &running.out[1]));
                 child.wait().await.unwrap()
             };
             tokio::pin!(work);
-            let (status, timed_out) = match tokio::time::timeout(time, work.as_mut()).await {
-                Ok(status) => (status, false),
-                Err(_) => {
-                    kill(&running, 9);
-                    (work.await, true)
-                }
+            let in_time = tokio::time::timeout(time, work.as_mut()).await;
+            let timed_out = in_time.is_err();
+            let status = if let Ok(status) = in_time {
+                status
+            } else {
+                kill(&running, 9);
+                work.await
             };
-            running.exit.send_replace(Some(Exit { exit_code: status.code(), signal: status.signal(), timed_out }));
+            running.exit.send_replace(Some(Exit {
+                exit_code: status.code(),
+                signal: status.signal(),
+                timed_out,
+            }));
         });
         Ok(Answer { value: view, woke_ms })
     }
 
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
         self.known(id)?;
-        Ok(Answer { value: self.state()[id].execs.iter().map(|running| view(running)).collect(), woke_ms: None })
+        Ok(Answer {
+            value: self.state()[id].execs.iter().map(|running| view(running)).collect(),
+            woke_ms: None,
+        })
     }
 
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
@@ -429,12 +507,14 @@ impl Host for Fake {
                 let ended = *exit.borrow_and_update();
                 for (index, (stream, _)) in streams.into_iter().enumerate() {
                     let Some(position) = next[index] else { continue };
-                    let new = out[index].borrow_and_update().get(position..).unwrap_or_default().to_vec();
+                    let new =
+                        out[index].borrow_and_update().get(position..).unwrap_or_default().to_vec();
                     if new.is_empty() {
                         continue;
                     }
                     next[index] = Some(position + new.len());
-                    let event = OutputEvent::Data { stream, offset: position as u64, bytes: new.into() };
+                    let event =
+                        OutputEvent::Data { stream, offset: position as u64, bytes: new.into() };
                     if sender.send(Ok(event)).await.is_err() {
                         return;
                     }
@@ -456,7 +536,13 @@ impl Host for Fake {
         Ok(Answer { value: receiver, woke_ms: None })
     }
 
-    async fn exec_stdin(&self, id: &SandboxId, exec_id: &str, bytes: Bytes, close: bool) -> Result<Answer<()>, ApiError> {
+    async fn exec_stdin(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        bytes: Bytes,
+        close: bool,
+    ) -> Result<Answer<()>, ApiError> {
         let running = self.exec(id, exec_id)?;
         let mut stdin = running.stdin.lock().await;
         let Some(pipe) = stdin.as_mut() else {
@@ -469,7 +555,12 @@ impl Host for Fake {
         Ok(Answer { value: (), woke_ms: None })
     }
 
-    async fn exec_signal(&self, id: &SandboxId, exec_id: &str, signal: i32) -> Result<Answer<()>, ApiError> {
+    async fn exec_signal(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        signal: i32,
+    ) -> Result<Answer<()>, ApiError> {
         kill(&*self.exec(id, exec_id)?, signal);
         Ok(Answer { value: (), woke_ms: None })
     }
@@ -507,7 +598,8 @@ impl Host for Fake {
             std::fs::remove_file(&draft).map_err(told)?;
             return Err(told(error));
         }
-        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(mode.unwrap_or(0o644))).map_err(told)?;
+        std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(mode.unwrap_or(0o644)))
+            .map_err(told)?;
         std::fs::rename(&draft, &target).map_err(told)?;
         Ok(Answer { value: self.info(id, path)?, woke_ms })
     }
@@ -516,14 +608,21 @@ impl Host for Fake {
         Ok(Answer { woke_ms: self.wake(id, "file stat").await?, value: self.info(id, path)? })
     }
 
-    async fn file_list(&self, id: &SandboxId, path: &str) -> Result<Answer<Vec<FileInfo>>, ApiError> {
+    async fn file_list(
+        &self,
+        id: &SandboxId,
+        path: &str,
+    ) -> Result<Answer<Vec<FileInfo>>, ApiError> {
         let mut names: Vec<String> = std::fs::read_dir(self.path(id, path))
             .map_err(told)?
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
         names.sort();
         let path = path.trim_end_matches('/');
-        let files = names.iter().map(|name| self.info(id, &format!("{path}/{name}"))).collect::<Result<_, _>>()?;
+        let files = names
+            .iter()
+            .map(|name| self.info(id, &format!("{path}/{name}")))
+            .collect::<Result<_, _>>()?;
         Ok(Answer { value: files, woke_ms: None })
     }
 
@@ -532,14 +631,20 @@ impl Host for Fake {
         Ok(Answer { value: self.info(id, path)?, woke_ms: None })
     }
 
-    async fn file_move(&self, id: &SandboxId, from: &str, to: &str) -> Result<Answer<FileInfo>, ApiError> {
+    async fn file_move(
+        &self,
+        id: &SandboxId,
+        from: &str,
+        to: &str,
+    ) -> Result<Answer<FileInfo>, ApiError> {
         std::fs::rename(self.path(id, from), self.path(id, to)).map_err(told)?;
         Ok(Answer { value: self.info(id, to)?, woke_ms: None })
     }
 
     async fn file_remove(&self, id: &SandboxId, path: &str) -> Result<Answer<()>, ApiError> {
         let path = self.path(id, path);
-        let removed = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+        let removed =
+            if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
         removed.map_err(told)?;
         Ok(Answer { value: (), woke_ms: None })
     }
@@ -554,7 +659,10 @@ impl Host for Fake {
         let (folder, what) = if path.is_dir() {
             (path.clone(), ".".to_owned())
         } else {
-            (path.parent().unwrap().to_owned(), path.file_name().unwrap().to_str().unwrap().to_owned())
+            (
+                path.parent().unwrap().to_owned(),
+                path.file_name().unwrap().to_str().unwrap().to_owned(),
+            )
         };
         std::fs::metadata(&path).map_err(told)?;
         let mut tar = tokio::process::Command::new("tar")
@@ -601,8 +709,11 @@ impl Host for Fake {
 fn awake(sandbox: &mut Sandbox) {
     sandbox.status = Status::Running;
     sandbox.sleep_tier = None;
-    sandbox.awake_because =
-        vec![AwakeReason { reason: "quiet".into(), text: "it was busy a moment ago".into(), until: Some(AT.into()) }];
+    sandbox.awake_because = vec![AwakeReason {
+        reason: "quiet".into(),
+        text: "something ran in it".into(),
+        until: Some(AT.into()),
+    }];
     sandbox.will_sleep_at = Some(AT.into());
 }
 
@@ -651,6 +762,7 @@ fn kill(running: &Running, signal: i32) {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
 fn told(error: std::io::Error) -> ApiError {
     let code = match error.kind() {
         std::io::ErrorKind::NotFound => Code::NotFound,

@@ -15,23 +15,49 @@ async fn files_are_written_read_listed_moved_and_removed() {
     world.sandbox("web").await;
     let at = |path: &str| format!("/v1/sandboxes/web/files{path}");
     let bytes: Bytes = (0..=255).collect::<Vec<u8>>().into();
-    let written = world.call("PUT", &at("?path=/work/a%20b/c&mode=0755"), bytes.clone()).await.value();
-    assert_eq!((&written["size"], &written["mode"], &written["kind"]), (&256.into(), &0o755.into(), &"file".into()));
+    let written =
+        world.call("PUT", &at("?path=/work/a%20b/c&mode=0755"), bytes.clone()).await.value();
+    assert_eq!(
+        (&written["size"], &written["mode"], &written["kind"]),
+        (&256.into(), &0o755.into(), &"file".into())
+    );
     let read = world.call("GET", &at("?path=/work/a%20b/c"), "").await;
     assert_eq!((read.status, &read.body), (200, &bytes));
-    assert_eq!((read.header("dormouse-file-size"), read.header("dormouse-file-mode")), (Some("256"), Some("0755")));
+    assert_eq!(
+        (read.header("dormouse-file-size"), read.header("dormouse-file-mode")),
+        (Some("256"), Some("0755"))
+    );
     let part = world.call("GET", &at("?path=/work/a%20b/c&offset=250&length=3"), "").await;
     assert_eq!(part.body, bytes.slice(250..253));
-    assert_eq!(world.call("GET", &at("/stat?path=/work/a%20b"), "").await.value()["kind"], "directory");
+    assert_eq!(
+        world.call("GET", &at("/stat?path=/work/a%20b"), "").await.value()["kind"],
+        "directory"
+    );
     assert_eq!(world.call("POST", &at("/mkdir"), r#"{"path": "/work/d"}"#).await.status, 200);
-    let moved = world.call("POST", &at("/move"), r#"{"from": "/work/a b/c", "to": "/work/d/e"}"#).await.value();
+    let moved = world
+        .call("POST", &at("/move"), r#"{"from": "/work/a b/c", "to": "/work/d/e"}"#)
+        .await
+        .value();
     assert_eq!(moved["path"], "/work/d/e");
     let list = world.call("GET", &at("/list?path=/work"), "").await.value();
-    let names: Vec<&str> = list["files"].as_array().unwrap().iter().map(|file| file["path"].as_str().unwrap()).collect();
+    let names: Vec<&str> = list["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| file["path"].as_str().unwrap())
+        .collect();
     assert_eq!(names, ["/work/a b", "/work/d"]);
     assert_eq!(world.call("DELETE", &at("?path=/work/d"), "").await.status, 204);
-    assert!(world.call("GET", &at("?path=/work/d/e"), "").await.error().starts_with("404 not_found"));
-    assert!(world.call("GET", &at("/list?path=/work/none"), "").await.error().starts_with("404 not_found"));
+    assert!(
+        world.call("GET", &at("?path=/work/d/e"), "").await.error().starts_with("404 not_found")
+    );
+    assert!(
+        world
+            .call("GET", &at("/list?path=/work/none"), "")
+            .await
+            .error()
+            .starts_with("404 not_found")
+    );
 }
 
 #[tokio::test]
@@ -41,7 +67,12 @@ async fn trees_go_in_and_come_out_as_they_were() {
     let local = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(local.path().join("a/b")).unwrap();
     std::fs::write(local.path().join("a/b/c"), "deep").unwrap();
-    let tar = std::process::Command::new("tar").args(["-c", "-C"]).arg(local.path()).arg(".").output().unwrap();
+    let tar = std::process::Command::new("tar")
+        .args(["-c", "-C"])
+        .arg(local.path())
+        .arg(".")
+        .output()
+        .unwrap();
     let put = world.call("PUT", "/v1/sandboxes/web/tree?path=/work/in", tar.stdout).await;
     assert_eq!(put.status, 204, "{:?}", put.body);
     let read = world.call("GET", "/v1/sandboxes/web/files?path=/work/in/a/b/c", "").await;
@@ -52,7 +83,9 @@ async fn trees_go_in_and_come_out_as_they_were() {
     std::fs::write(&file, &out.body).unwrap();
     let list = std::process::Command::new("tar").arg("-tf").arg(file).output().unwrap();
     assert!(String::from_utf8(list.stdout).unwrap().lines().any(|line| line == "./a/b/c"));
-    let bad = world.call("PUT", "/v1/sandboxes/web/tree?path=/work/in", "no tar at all".repeat(100)).await;
+    let bad = world
+        .call("PUT", "/v1/sandboxes/web/tree?path=/work/in", "no tar at all".repeat(100))
+        .await;
     assert_eq!(bad.error(), "400 invalid_request body: the body is no tar stream");
 }
 
@@ -64,12 +97,18 @@ async fn big_files_pass_through() {
     let world = World::new().await;
     world.sandbox("web").await;
     let piece = Bytes::from(vec![7; PIECE]);
-    let pieces = futures_util::stream::iter((0..PIECES).map(move |_| Ok::<_, Infallible>(Frame::data(piece.clone()))));
-    let request = world.request("PUT", "/v1/sandboxes/web/files?path=/work/big").body(StreamBody::new(pieces)).unwrap();
+    let pieces = futures_util::stream::iter(
+        (0..PIECES).map(move |_| Ok::<_, Infallible>(Frame::data(piece.clone()))),
+    );
+    let request = world
+        .request("PUT", "/v1/sandboxes/web/files?path=/work/big")
+        .body(StreamBody::new(pieces))
+        .unwrap();
     let written = world.send(request).await;
     assert_eq!(written.value()["size"], PIECES * PIECE);
     let request = world.request("GET", "/v1/sandboxes/web/files?path=/work/big");
-    let mut body = world.open(request.body(http_body_util::Empty::<Bytes>::new()).unwrap()).await.into_body();
+    let mut body =
+        world.open(request.body(http_body_util::Empty::<Bytes>::new()).unwrap()).await.into_body();
     let mut read = 0;
     while let Some(frame) = body.frame().await {
         let bytes = frame.unwrap().into_data().unwrap();

@@ -38,7 +38,8 @@ async fn another_request_with_the_same_key_is_refused() {
     create(&world, "k1", r#"{"name": "web"}"#).await;
     let want = "409 idempotency_mismatch: the idempotency key belongs to another request";
     assert_eq!(create(&world, "k1", r#"{"name": "web2"}"#).await.error(), want);
-    let fork = world.send(request(&world, "/v1/sandboxes/web/fork", "k1", r#"{"name": "web"}"#)).await;
+    let fork =
+        world.send(request(&world, "/v1/sandboxes/web/fork", "k1", r#"{"name": "web"}"#)).await;
     assert_eq!(fork.error(), want);
     let bad = create(&world, "", "{}").await.error();
     assert!(bad.starts_with("400 invalid_request Idempotency-Key"), "{bad}");
@@ -48,7 +49,9 @@ async fn another_request_with_the_same_key_is_refused() {
 async fn forks_too() {
     let world = World::new().await;
     world.sandbox("web").await;
-    let fork = async || world.send(request(&world, "/v1/sandboxes/web/fork", "f1", r#"{"name": "web2"}"#)).await;
+    let fork = async || {
+        world.send(request(&world, "/v1/sandboxes/web/fork", "f1", r#"{"name": "web2"}"#)).await
+    };
     let (first, again) = (fork().await, fork().await);
     assert_eq!((first.status, again.status), (201, 201));
     assert_eq!(first.value(), again.value());
@@ -61,8 +64,11 @@ async fn a_repeated_request_waits_for_the_first() {
     world.fake.gate.send_replace(false);
     let mut asked = Vec::new();
     for _ in 0..5 {
-        let (connection, request) = (world.connect().await, request(&world, "/v1/sandboxes", "k1", "{}"));
-        asked.push(tokio::spawn(async move { Answer::read(send_over(connection, request).await).await }));
+        let (connection, request) =
+            (world.connect().await, request(&world, "/v1/sandboxes", "k1", "{}"));
+        asked.push(tokio::spawn(async move {
+            Answer::read(send_over(connection, request).await).await
+        }));
     }
     world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
     world.fake.gate.send_replace(true);
@@ -78,7 +84,8 @@ async fn a_repeated_request_waits_for_the_first() {
 #[tokio::test]
 async fn a_failed_request_may_be_made_again() {
     let world = World::new().await;
-    *world.fake.fail_make.lock().unwrap() = Some(api::ApiError::new(Code::NoCapacity, "the host is full"));
+    *world.fake.fail_make.lock().unwrap() =
+        Some(api::ApiError::new(Code::NoCapacity, "the host is full"));
     assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.status, 503);
     assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.status, 201);
 }
@@ -99,7 +106,8 @@ async fn a_crash_in_between_makes_one_sandbox() {
     for host_had_begun in [true, false] {
         let mut world = World::new().await;
         world.fake.gate.send_replace(false);
-        let (connection, asked) = (world.connect().await, request(&world, "/v1/sandboxes", "k1", r#"{"name": "web"}"#));
+        let (connection, asked) =
+            (world.connect().await, request(&world, "/v1/sandboxes", "k1", r#"{"name": "web"}"#));
         let asked = tokio::spawn(send_over(connection, asked));
         world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
         // What a killed daemon leaves: a copy of its folder at this moment.

@@ -39,39 +39,143 @@ async fn bad_input_is_named_and_changes_nothing() {
     let world = World::new().await;
     world.sandbox("web").await;
     let check = async |method: &str, path: &str, body: &str, want: &str| {
-        assert_eq!(world.call(method, path, body.to_owned()).await.error(), want, "{method} {path} {body}");
+        assert_eq!(
+            world.call(method, path, body.to_owned()).await.error(),
+            want,
+            "{method} {path} {body}"
+        );
     };
     let create = "/v1/sandboxes";
     check("POST", create, "{", "400 invalid_request body: the body is no JSON: EOF while parsing an object at line 1 column 1").await;
     check("POST", create, "[]", "400 invalid_request body: the body is not a JSON object").await;
-    check("POST", create, r#"{"nmae": "x"}"#, "400 invalid_request nmae: the body has a field that is not known: `nmae`").await;
+    check(
+        "POST",
+        create,
+        r#"{"nmae": "x"}"#,
+        "400 invalid_request nmae: the body has a field that is not known: `nmae`",
+    )
+    .await;
     check("POST", create, r#"{"sleep_after_seconds": "5"}"#, r#"400 invalid_request sleep_after_seconds: `sleep_after_seconds`: invalid type: string "5""#).await;
-    check("POST", create, r#"{"sleep_after_seconds": 0}"#, "400 invalid_request sleep_after_seconds: `sleep_after_seconds`: 0 is out of range").await;
-    check("POST", create, r#"{"name": "../etc"}"#, "400 invalid_request name: `name`: not a name").await;
-    check("POST", create, r#"{"name": "web"}"#, "409 name_taken name: the name `web` is taken").await;
-    check("GET", "/v1/sandboxes?limit=x", "", "400 invalid_request limit: `limit`: invalid digit found in string").await;
-    check("GET", "/v1/sandboxes?limit=0", "", "400 invalid_request limit: `limit`: 0 is out of range").await;
-    check("GET", "/v1/sandboxes?page=2", "", "400 invalid_request page: the query has a field that is not known: `page`").await;
-    check("GET", "/v1/sandboxes?status=asleep", "", "400 invalid_request status: `status`: unknown variant `asleep`").await;
+    check(
+        "POST",
+        create,
+        r#"{"sleep_after_seconds": 0}"#,
+        "400 invalid_request sleep_after_seconds: `sleep_after_seconds`: 0 is out of range",
+    )
+    .await;
+    check("POST", create, r#"{"name": "../etc"}"#, "400 invalid_request name: `name`: not a name")
+        .await;
+    check("POST", create, r#"{"name": "web"}"#, "409 name_taken name: the name `web` is taken")
+        .await;
+    check(
+        "GET",
+        "/v1/sandboxes?limit=x",
+        "",
+        "400 invalid_request limit: `limit`: invalid digit found in string",
+    )
+    .await;
+    check(
+        "GET",
+        "/v1/sandboxes?limit=0",
+        "",
+        "400 invalid_request limit: `limit`: 0 is out of range",
+    )
+    .await;
+    check(
+        "GET",
+        "/v1/sandboxes?page=2",
+        "",
+        "400 invalid_request page: the query has a field that is not known: `page`",
+    )
+    .await;
+    check(
+        "GET",
+        "/v1/sandboxes?status=asleep",
+        "",
+        "400 invalid_request status: `status`: unknown variant `asleep`",
+    )
+    .await;
     check("GET", "/v1/sandboxes?cursor=%00", "", "400 invalid_request cursor: not a cursor").await;
-    check("PATCH", "/v1/sandboxes/web", r#"{"cpus": 2}"#, "400 invalid_request cpus: the body has a field that is not known: `cpus`").await;
-    check("POST", "/v1/sandboxes/web/sleep", r#"{"tier": "off"}"#, "400 invalid_request tier: cannot be asked for").await;
-    check("GET", "/v1/sandboxes/nobody", "", "404 not_found: no sandbox has the id or name `nobody`").await;
-    check("GET", "/v1/sandboxes/%2e%2e%2fetc", "", "404 not_found: no sandbox has this id or name").await;
+    check(
+        "PATCH",
+        "/v1/sandboxes/web",
+        r#"{"cpus": 2}"#,
+        "400 invalid_request cpus: the body has a field that is not known: `cpus`",
+    )
+    .await;
+    check(
+        "POST",
+        "/v1/sandboxes/web/sleep",
+        r#"{"tier": "off"}"#,
+        "400 invalid_request tier: cannot be asked for",
+    )
+    .await;
+    check(
+        "GET",
+        "/v1/sandboxes/nobody",
+        "",
+        "404 not_found: no sandbox has the id or name `nobody`",
+    )
+    .await;
+    check("GET", "/v1/sandboxes/%2e%2e%2fetc", "", "404 not_found: no sandbox has this id or name")
+        .await;
     check("GET", "/v1/sandboxes/%ff", "", "404 not_found: no such path").await;
     check("GET", "/v1/sandboxes/web/links/0", "", "400 invalid_request port: not a port").await;
-    check("GET", "/v1/sandboxes/web/logs?kind=kernel", "", "400 invalid_request kind: `kind`: unknown variant `kernel`").await;
+    check(
+        "GET",
+        "/v1/sandboxes/web/logs?kind=kernel",
+        "",
+        "400 invalid_request kind: `kind`: unknown variant `kernel`",
+    )
+    .await;
     check("GET", "/v1/nothing", "", "404 not_found: no such path").await;
     check("GET", "/", "", "404 not_found: no such path").await;
     check("PUT", create, "{}", "405 method_not_allowed: this path does not have this method").await;
-    check("POST", "/v1/sandboxes/web/execs", "{}", "400 invalid_request argv: there is nothing to run").await;
+    check(
+        "POST",
+        "/v1/sandboxes/web/execs",
+        "{}",
+        "400 invalid_request argv: there is nothing to run",
+    )
+    .await;
     check("GET", "/v1/sandboxes/web/execs/7", "", "404 not_found: no command has the id `7`").await;
-    check("GET", "/v1/sandboxes/web/execs/a%2fb", "", "404 not_found: no command has this id").await;
-    check("GET", "/v1/sandboxes/web/files?path=work", "", "400 invalid_request path: `path`: not absolute").await;
-    check("GET", "/v1/sandboxes/web/files", "", "400 invalid_request path: the query lacks the field `path`").await;
-    check("DELETE", "/v1/sandboxes/web/files?path=/", "", "400 invalid_request path: `path`: the whole disk cannot be removed").await;
-    check("PUT", "/v1/sandboxes/web/files?path=/work/a&mode=rw", "", "400 invalid_request mode: `mode`: no permission bits").await;
-    check("PUT", "/v1/sandboxes/web/tree?path=/work/../..", "", "400 invalid_request path: `path`: contains `..`").await;
+    check("GET", "/v1/sandboxes/web/execs/a%2fb", "", "404 not_found: no command has this id")
+        .await;
+    check(
+        "GET",
+        "/v1/sandboxes/web/files?path=work",
+        "",
+        "400 invalid_request path: `path`: not absolute",
+    )
+    .await;
+    check(
+        "GET",
+        "/v1/sandboxes/web/files",
+        "",
+        "400 invalid_request path: the query lacks the field `path`",
+    )
+    .await;
+    check(
+        "DELETE",
+        "/v1/sandboxes/web/files?path=/",
+        "",
+        "400 invalid_request path: `path`: the whole disk cannot be removed",
+    )
+    .await;
+    check(
+        "PUT",
+        "/v1/sandboxes/web/files?path=/work/a&mode=rw",
+        "",
+        "400 invalid_request mode: `mode`: no permission bits",
+    )
+    .await;
+    check(
+        "PUT",
+        "/v1/sandboxes/web/tree?path=/work/../..",
+        "",
+        "400 invalid_request path: `path`: contains `..`",
+    )
+    .await;
 
     let allowed = world.call("PUT", create, "{}").await;
     assert_eq!(allowed.header("allow"), Some("POST,GET,HEAD"));
@@ -86,7 +190,9 @@ async fn bodies_over_the_limit_are_refused_with_and_without_their_length() {
     let big = Bytes::from(vec![b' '; 1024 * 1024 + 1]);
     let want = "413 too_large: the body is over 1048576 bytes";
     assert_eq!(world.call("POST", "/v1/sandboxes", big.clone()).await.error(), want);
-    let pieces = futures_util::stream::iter((0..=16).map(move |_| Ok::<_, std::io::Error>(Frame::data(big.slice(..65_536)))));
+    let pieces = futures_util::stream::iter(
+        (0..=16).map(move |_| Ok::<_, std::io::Error>(Frame::data(big.slice(..65_536)))),
+    );
     let request = world.request("POST", "/v1/sandboxes").body(StreamBody::new(pieces)).unwrap();
     assert_eq!(world.send(request).await.error(), want);
     assert_eq!(world.fake.makes.load(Ordering::SeqCst), 0);
@@ -112,7 +218,10 @@ async fn a_request_that_breaks_off_makes_nothing() {
 #[tokio::test]
 async fn a_head_over_the_limit_is_refused() {
     let world = World::new().await;
-    let request = world.request("GET", "/v1/sandboxes").header("x-big", "x".repeat(140_000)).body(Full::new(Bytes::new()));
+    let request = world
+        .request("GET", "/v1/sandboxes")
+        .header("x-big", "x".repeat(140_000))
+        .body(Full::new(Bytes::new()));
     assert_eq!(world.open(request.unwrap()).await.status(), 431);
     let mut request = world.request("GET", "/v1/sandboxes");
     for number in 0..100 {
@@ -143,18 +252,27 @@ async fn only_holders_of_the_token_and_of_the_socket_get_in() {
         ("/v1/nothing", None),
     ] {
         let answer = with(path, value).await;
-        assert!(answer.error().starts_with("401 unauthorized: "), "{path} {value:?}: {}", answer.error());
+        assert!(
+            answer.error().starts_with("401 unauthorized: "),
+            "{path} {value:?}: {}",
+            answer.error()
+        );
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
     assert_eq!(with("/v1/health", None).await.value()["status"], "ok");
     assert_eq!(with("/v1/openapi.json", None).await.value()["openapi"], "3.1.0");
 
     let socket = world.data.path().join(control::SOCKET_FILE);
-    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let mode =
+        |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!(mode(&socket), 0o600);
     assert_eq!(mode(&world.data.path().join(control::ADMIN_TOKEN_FILE)), 0o600);
     let stream = tokio::net::UnixStream::connect(socket).await.unwrap();
-    let request = Request::builder().uri("/v1/sandboxes").header("host", "x").body(Full::new(Bytes::new())).unwrap();
+    let request = Request::builder()
+        .uri("/v1/sandboxes")
+        .header("host", "x")
+        .body(Full::new(Bytes::new()))
+        .unwrap();
     assert_eq!(send_over(stream, request).await.status(), 200);
 }
 
@@ -181,8 +299,12 @@ async fn lists_are_filtered_and_paged() {
     world.call("POST", "/v1/sandboxes/c/sleep", "").await;
     let names = async |query: &str| {
         let page = world.call("GET", &format!("/v1/sandboxes{query}"), "").await.value();
-        let names: Vec<String> =
-            page["sandboxes"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect();
+        let names: Vec<String> = page["sandboxes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect();
         (names.join(""), page["next_cursor"].as_str().map(str::to_owned))
     };
     assert_eq!(names("").await, ("abcd".into(), None));
@@ -202,13 +324,22 @@ async fn lists_are_filtered_and_paged() {
 async fn s06_policy_is_changed_and_null_means_never() {
     let world = World::new().await;
     world.sandbox("web").await;
-    let changed = world.call("PATCH", "/v1/sandboxes/web", r#"{"name": "api", "sleep_after_seconds": null}"#).await.value();
-    assert_eq!((&changed["name"], &changed["sleep_after_seconds"]), (&"api".into(), &serde_json::Value::Null));
+    let changed = world
+        .call("PATCH", "/v1/sandboxes/web", r#"{"name": "api", "sleep_after_seconds": null}"#)
+        .await
+        .value();
+    assert_eq!(
+        (&changed["name"], &changed["sleep_after_seconds"]),
+        (&"api".into(), &serde_json::Value::Null)
+    );
     assert_eq!(world.call("GET", "/v1/sandboxes/web", "").await.status, 404);
     world.sandbox("web").await;
     let taken = world.call("PATCH", "/v1/sandboxes/api", r#"{"name": "web"}"#).await.error();
     assert_eq!(taken, "409 name_taken name: the name `web` is taken");
-    let own = world.call("PATCH", "/v1/sandboxes/api", r#"{"name": "api", "sleep_after_seconds": 300.0}"#).await.value();
+    let own = world
+        .call("PATCH", "/v1/sandboxes/api", r#"{"name": "api", "sleep_after_seconds": 300.0}"#)
+        .await
+        .value();
     assert_eq!(own["sleep_after_seconds"], 300);
 }
 
@@ -219,7 +350,10 @@ async fn a_name_may_look_like_an_id_but_not_like_anothers() {
     let taken = world.call("POST", "/v1/sandboxes", format!(r#"{{"name": "{}"}}"#, first.id)).await;
     assert!(taken.error().starts_with("409 name_taken"), "{}", taken.error());
     let made = world.sandbox("abcdefghijkl").await;
-    assert_eq!(world.call("GET", "/v1/sandboxes/abcdefghijkl", "").await.value()["id"], made.id.as_str());
+    assert_eq!(
+        world.call("GET", "/v1/sandboxes/abcdefghijkl", "").await.value()["id"],
+        made.id.as_str()
+    );
 }
 
 #[tokio::test]
@@ -227,7 +361,9 @@ async fn s08_reading_and_listing_wake_nothing_and_what_woke_says_how_long() {
     let world = World::new().await;
     let web = world.sandbox("web").await;
     world.call("POST", "/v1/sandboxes/web/sleep", r#"{"tier": "disk"}"#).await;
-    for path in ["", "/web", "/web/events", "/web/why", "/web/logs", "/web/links/80", "?status=sleeping"] {
+    for path in
+        ["", "/web", "/web/events", "/web/why", "/web/logs", "/web/links/80", "?status=sleeping"]
+    {
         let answer = world.call("GET", &format!("/v1/sandboxes{path}"), "").await;
         assert_eq!((answer.status, answer.header("server-timing")), (200, None), "{path}");
     }
@@ -255,7 +391,11 @@ async fn a_restart_finds_everything_again() {
     let link = world.link("web", 8000).await;
     world.restart().await;
     assert_eq!(world.call("GET", "/v1/sandboxes/web", "").await.value()["id"], web.id.as_str());
-    assert_eq!(world.link("web", 8000).await.split(':').next(), link.split(':').next(), "the URL's key stays");
+    assert_eq!(
+        world.link("web", 8000).await.split(':').next(),
+        link.split(':').next(),
+        "the URL's key stays"
+    );
 }
 
 #[tokio::test]
@@ -282,7 +422,10 @@ async fn what_a_host_has_and_the_catalogue_lost_is_entered_again() {
     assert_eq!(world.call("GET", "/v1/sandboxes/db", "").await.value()["id"], lost.as_str());
     assert!(world.link("db", 80).await.starts_with("lostlostlost-keykeykeykeykeykeyke-80."));
     let renamed = world.call("GET", "/v1/sandboxes/samesamesame", "").await.value();
-    assert_eq!(renamed["name"], "samesamesame", "its name was taken, and its host knows the new one");
+    assert_eq!(
+        renamed["name"], "samesamesame",
+        "its name was taken, and its host knows the new one"
+    );
 }
 
 #[tokio::test]
@@ -299,7 +442,8 @@ async fn a_sandbox_that_its_host_lost_can_be_deleted() {
 #[tokio::test]
 async fn a_create_that_fails_leaves_nothing() {
     let world = World::new().await;
-    *world.fake.fail_make.lock().unwrap() = Some(api::ApiError::new(Code::NoCapacity, "the host is full"));
+    *world.fake.fail_make.lock().unwrap() =
+        Some(api::ApiError::new(Code::NoCapacity, "the host is full"));
     let refused = world.call("POST", "/v1/sandboxes", r#"{"name": "web"}"#).await;
     assert_eq!(refused.error(), "503 no_capacity: the host is full");
     assert_eq!(refused.value()["retryable"], true);
@@ -311,9 +455,14 @@ async fn a_create_that_fails_leaves_nothing() {
 async fn a_client_that_goes_away_does_not_stop_what_it_asked_for() {
     let world = World::new().await;
     world.fake.gate.send_replace(false);
-    let request = world.request("POST", "/v1/sandboxes").body(Full::new(Bytes::from(r#"{"name": "web"}"#))).unwrap();
+    let request = world
+        .request("POST", "/v1/sandboxes")
+        .body(Full::new(Bytes::from(r#"{"name": "web"}"#)))
+        .unwrap();
     let (mut sender, wire) =
-        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(world.connect().await)).await.unwrap();
+        hyper::client::conn::http1::handshake(hyper_util::rt::TokioIo::new(world.connect().await))
+            .await
+            .unwrap();
     let wire = tokio::spawn(wire);
     let asked = tokio::spawn(async move { sender.send_request(request).await.map(drop) });
     world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
@@ -324,7 +473,7 @@ async fn a_client_that_goes_away_does_not_stop_what_it_asked_for() {
     let taken = world.call("POST", "/v1/sandboxes", r#"{"name": "web"}"#).await;
     assert_eq!(taken.error(), "409 name_taken name: the name `web` is taken");
     world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 0).await.unwrap();
-    assert_eq!(world.fake.list().await.len(), 1);
+    assert_eq!(world.fake.ids().len(), 1);
 }
 
 #[tokio::test]
@@ -347,9 +496,11 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
 async fn stopping_lets_requests_end_and_cuts_endless_streams() {
     let mut world = World::new().await;
     world.sandbox("web").await;
-    let stream = world.open(world.request("GET", "/v1/events").body(Full::new(Bytes::new())).unwrap()).await;
+    let stream =
+        world.open(world.request("GET", "/v1/events").body(Full::new(Bytes::new())).unwrap()).await;
     world.fake.gate.send_replace(false);
-    let slow = world.request("POST", "/v1/sandboxes/web/fork").body(Full::new(Bytes::new())).unwrap();
+    let slow =
+        world.request("POST", "/v1/sandboxes/web/fork").body(Full::new(Bytes::new())).unwrap();
     let connection = world.connect().await;
     let slow = tokio::spawn(async move { Answer::read(send_over(connection, slow).await).await });
     world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();

@@ -14,7 +14,7 @@ use crate::problem::Problem;
 use crate::show;
 
 /// How long a broken stream is tried anew.
-const RECONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+const RECONNECT_TIME_MAX: Duration = Duration::from_mins(1);
 /// Between two tries.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 /// Most bytes of one server-sent event.
@@ -27,18 +27,24 @@ pub(crate) async fn why(client: &Client, name: &str, json: bool) -> Result<i32, 
         return Ok(0);
     }
     show::data(&why.summary)?;
-    show::data(&format!("slept {} times, woken {} times", why.sleeps, why.wakes))?;
+    show::data(&format!("slept {}×, woken {}×", why.sleeps, why.wakes))?;
     show::data("")?;
     why.timeline.iter().try_for_each(|event| show::data(&line(event)))?;
     Ok(0)
 }
 
-pub(crate) async fn events(client: &Client, arguments: EventsArgs, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn events(
+    client: &Client,
+    arguments: EventsArgs,
+    json: bool,
+) -> Result<i32, Problem> {
     let EventsArgs { name, follow, mut after } = arguments;
-    let print = |event: &Event| if json { show::json_line(event) } else { show::data(&line(event)) };
+    let print =
+        |event: &Event| if json { show::json_line(event) } else { show::data(&line(event)) };
     if !follow {
         loop {
-            let page: EventPage = client.get(&format!("{}/events?limit=1000&after={after}", path(&name))).await?;
+            let page: EventPage =
+                client.get(&format!("{}/events?limit=1000&after={after}", path(&name))).await?;
             if page.events.is_empty() {
                 return Ok(0);
             }
@@ -66,7 +72,8 @@ pub(crate) async fn events(client: &Client, arguments: EventsArgs, json: bool) -
 pub(crate) async fn logs(client: &Client, arguments: LogsArgs) -> Result<i32, Problem> {
     // `--console` is the default; it is there so that it can be said.
     let kind = if arguments.daemon && !arguments.console { "daemon" } else { "console" };
-    let place = format!("{}/logs?kind={kind}&max_bytes={}", path(&arguments.name), arguments.max_bytes);
+    let place =
+        format!("{}/logs?kind={kind}&max_bytes={}", path(&arguments.name), arguments.max_bytes);
     let answer = client.send(client.request("GET", &place), full("")).await?;
     show::bytes(&answer.into_body().collect().await.map_err(crate::client::cut)?.to_bytes())?;
     Ok(0)
@@ -90,9 +97,12 @@ async fn stream(
         while let Some(end) = text.windows(2).position(|pair| pair == b"\n\n") {
             let block: Vec<u8> = text.drain(..end + 2).collect();
             let block = String::from_utf8_lossy(&block);
-            let Some(data) = block.lines().find_map(|line| line.strip_prefix("data: ")) else { continue };
-            let event: Event = serde_json::from_str(data)
-                .map_err(|error| Problem::new(format!("the daemon's event is not understood: {error}")))?;
+            let Some(data) = block.lines().find_map(|line| line.strip_prefix("data: ")) else {
+                continue;
+            };
+            let event: Event = serde_json::from_str(data).map_err(|error| {
+                Problem::new(format!("the daemon's event is not understood: {error}"))
+            })?;
             *after = event.seq;
             print(&event)?;
             if event.kind == "sandbox.deleted" {
@@ -116,7 +126,9 @@ fn line(event: &Event) -> String {
     if let Some(phases) = event.data.get("phases_ms").and_then(serde_json::Value::as_object) {
         let parts: Vec<String> = phases
             .iter()
-            .map(|(phase, ms)| ms.as_f64().map_or_else(|| format!("{phase} {ms}"), |ms| format!("{phase} {ms:.1}")))
+            .map(|(phase, ms)| {
+                ms.as_f64().map_or_else(|| format!("{phase} {ms}"), |ms| format!("{phase} {ms:.1}"))
+            })
             .collect();
         if !parts.is_empty() {
             text = format!("{text} ({})", parts.join(", "));

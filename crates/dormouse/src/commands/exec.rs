@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use api::Code;
 use api::exec::{
-    ATTACH_STDERR, ATTACH_STDIN, ATTACH_STDOUT, AttachMessage, Exec, ExecList, ExecRequest, ExecStatus, Exit, Output,
+    ATTACH_STDERR, ATTACH_STDIN, ATTACH_STDOUT, AttachMessage, Exec, ExecList, ExecRequest,
+    ExecStatus, Exit, Output,
 };
 use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
@@ -24,7 +25,7 @@ use crate::problem::Problem;
 use crate::show;
 
 /// How long a broken connection is tried anew: a daemon's restart takes seconds, a host's much longer.
-const RECONNECT_TIME_MAX: Duration = Duration::from_secs(60);
+const RECONNECT_TIME_MAX: Duration = Duration::from_mins(1);
 /// Between two tries.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(200);
 /// Bytes of standard input in one message.
@@ -38,8 +39,13 @@ pub(crate) async fn exec(client: &Client, arguments: ExecArgs, json: bool) -> Re
     let ExecArgs { name, options, background, argv } = arguments;
     if background {
         let request = ExecRequest { background: true, ..request(options, argv)? };
-        let exec: Exec = client.json("POST", &format!("{}/execs", path(&name)), Some(&request)).await?;
-        if json { show::json(&exec)? } else { show::data(&exec.exec_id)? }
+        let exec: Exec =
+            client.json("POST", &format!("{}/execs", path(&name)), Some(&request)).await?;
+        if json {
+            show::json(&exec)?;
+        } else {
+            show::data(&exec.exec_id)?;
+        }
         return Ok(0);
     }
     run_in(client, &name, options, argv, json).await
@@ -70,12 +76,15 @@ pub(crate) async fn ps(client: &Client, name: &str, json: bool) -> Result<i32, P
         .map(|exec| {
             let status = match (exec.status, exec.exit) {
                 (ExecStatus::Running, _) => "running".to_owned(),
-                (ExecStatus::Exited, Some(Exit { signal: Some(signal), .. })) => format!("signal {signal}"),
+                (ExecStatus::Exited, Some(Exit { signal: Some(signal), .. })) => {
+                    format!("signal {signal}")
+                }
                 (ExecStatus::Exited, exit) => {
                     format!("exit {}", exit.and_then(|exit| exit.exit_code).unwrap_or_default())
                 }
             };
-            let written = format!("{} / {}", show::size(exec.stdout_bytes), show::size(exec.stderr_bytes));
+            let written =
+                format!("{} / {}", show::size(exec.stdout_bytes), show::size(exec.stderr_bytes));
             vec![exec.exec_id.clone(), exec.pid.to_string(), status, written, exec.command.clone()]
         })
         .collect();
@@ -91,14 +100,15 @@ async fn run_in(
     json: bool,
 ) -> Result<i32, Problem> {
     let with_stdin = options.interactive || !std::io::stdin().is_terminal();
-    let request = ExecRequest { background: true, open_stdin: with_stdin, ..request(options, argv)? };
+    let request =
+        ExecRequest { background: true, open_stdin: with_stdin, ..request(options, argv)? };
     // Before the command starts: a Ctrl-C in between must reach it.
     let signals = Signals::new()?;
     let exec: Exec = client.json("POST", &format!("{}/execs", path(name)), Some(&request)).await?;
     let stdin = with_stdin.then(tokio::io::stdin);
     let attached = Attached {
         client,
-        place: format!("{}/execs/{}/attach", path(name), exec.exec_id),
+        exec: format!("{}/execs/{}", path(name), exec.exec_id),
         exec_id: exec.exec_id.clone(),
         quiet: json,
         received: [0, 0],
@@ -108,7 +118,7 @@ async fn run_in(
         taken: 0,
         signals,
     };
-    let (exit, [stdout, stderr]) = attached.to_the_end().await?;
+    let (exit, [stdout, stderr]) = attached.follow().await?;
     if json {
         show::json(&json!({
             "exec_id": exec.exec_id,
@@ -130,12 +140,17 @@ fn request(options: ExecOptions, argv: Vec<String>) -> Result<ExecRequest, Probl
     let timeout_ms = match options.timeout {
         None => None,
         Some(seconds) if seconds > 0.0 && seconds <= TIMEOUT_SECONDS_MAX => {
-            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and a week")]
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                reason = "between 0 and a week"
+            )]
             let ms = (seconds * 1000.0).ceil() as u64;
             Some(ms)
         }
         Some(_) => {
-            return Err(Problem::usage("`--timeout` is out of range").hint("seconds, more than 0 and at most 604800"));
+            return Err(Problem::usage("`--timeout` is out of range")
+                .hint("seconds, more than 0 and at most 604800"));
         }
     };
     Ok(ExecRequest {
@@ -154,7 +169,8 @@ fn request(options: ExecOptions, argv: Vec<String>) -> Result<ExecRequest, Probl
 /// A command that is waited for.
 struct Attached<'a> {
     client: &'a Client,
-    place: String,
+    /// Where it is in the interface.
+    exec: String,
     exec_id: String,
     /// Keep the output for one JSON document instead of passing it through.
     quiet: bool,
@@ -177,10 +193,14 @@ enum End {
 }
 
 impl Attached<'_> {
-    async fn to_the_end(mut self) -> Result<(Exit, [Vec<u8>; 2]), Problem> {
+    async fn follow(mut self) -> Result<(Exit, [Vec<u8>; 2]), Problem> {
         let mut broken_since: Option<Instant> = None;
         loop {
-            match self.once(&mut broken_since).await {
+            let result = match self.check_input().await {
+                Ok(()) => self.once(&mut broken_since).await,
+                Err(problem) => Err(problem),
+            };
+            match result {
                 Ok(End::Exit(exit)) => return Ok((exit, self.kept)),
                 Ok(End::Broken) => {}
                 Err(problem) if problem.is_unreachable() => {
@@ -194,13 +214,11 @@ impl Attached<'_> {
                 Err(problem) => return Err(problem),
             }
             if broken_since.is_none() {
-                eprintln!("note: the connection to the daemon broke; trying again for {} s", RECONNECT_TIME_MAX.as_secs());
+                eprintln!(
+                    "note: the connection to the daemon broke; trying again for {} s",
+                    RECONNECT_TIME_MAX.as_secs()
+                );
                 broken_since = Some(Instant::now());
-            }
-            if self.sent > self.taken {
-                // Sent again it might arrive twice, left out not at all.
-                return Err(Problem::new("the connection broke while standard input was on its way")
-                    .hint(format!("the command may still be running: its number is {}, `dormouse ps` tells", self.exec_id)));
             }
             tokio::select! {
                 () = tokio::time::sleep(RECONNECT_PAUSE) => {}
@@ -213,9 +231,28 @@ impl Attached<'_> {
         }
     }
 
+    /// After a cut: input that was on its way is lost or not, nobody knows. Sent again it might arrive twice, left out not
+    /// at all; it only does not matter if the command has ended without it.
+    async fn check_input(&mut self) -> Result<(), Problem> {
+        if self.sent == self.taken {
+            return Ok(());
+        }
+        let exec: Exec = self.client.get(&self.exec).await?;
+        if exec.status == ExecStatus::Running {
+            return Err(Problem::new("the connection broke while standard input was on its way")
+                .hint(format!(
+                    "the command may still be running: its number is {}, `dormouse ps` tells",
+                    self.exec_id
+                )));
+        }
+        self.stdin = None;
+        (self.sent, self.taken) = (0, 0);
+        Ok(())
+    }
+
     async fn once(&mut self, broken_since: &mut Option<Instant>) -> Result<End, Problem> {
         let [stdout, stderr] = self.received;
-        let place = format!("{}?hold=true&stdout={stdout}&stderr={stderr}", self.place);
+        let place = format!("{}/attach?hold=true&stdout={stdout}&stderr={stderr}", self.exec);
         let mut socket = self.client.web_socket(&place).await?;
         if broken_since.take().is_some() {
             eprintln!("note: connected again");
@@ -249,6 +286,12 @@ impl Attached<'_> {
                 (name, _) = self.signals.next() => text(&AttachMessage::Signal { signal: name.to_owned() }),
             };
             if socket.send(message).await.is_err() {
+                // The other side may have said its last before it stopped listening.
+                while let Some(Ok(message)) = socket.next().await {
+                    if let Some(exit) = self.told(message)? {
+                        return Ok(End::Exit(exit));
+                    }
+                }
                 return Ok(End::Broken);
             }
         }
@@ -281,7 +324,13 @@ impl Attached<'_> {
                 Ok(AttachMessage::Error(error)) => {
                     let lost = error.code == Code::CommandLost;
                     let problem = Problem::from(error);
-                    Err(if lost { problem.hint("the machine ended before the command did; `dormouse why` tells more") } else { problem })
+                    Err(if lost {
+                        problem.hint(
+                            "the machine ended before the command did; `dormouse why` tells more",
+                        )
+                    } else {
+                        problem
+                    })
                 }
                 Ok(AttachMessage::Gap { stream, offset }) => {
                     let index = usize::from(stream == Output::Stderr);
@@ -302,7 +351,10 @@ impl Attached<'_> {
     }
 }
 
-async fn read_some(stdin: &mut Option<tokio::io::Stdin>, buffer: &mut [u8]) -> std::io::Result<usize> {
+async fn read_some(
+    stdin: &mut Option<tokio::io::Stdin>,
+    buffer: &mut [u8],
+) -> std::io::Result<usize> {
     match stdin {
         Some(stdin) => stdin.read(buffer).await,
         None => Ok(0),
@@ -322,7 +374,10 @@ struct Signals {
 
 impl Signals {
     fn new() -> Result<Self, Problem> {
-        let listen = |kind| signal(kind).map_err(|error| Problem::new(format!("cannot listen for signals: {error}")));
+        let listen = |kind| {
+            signal(kind)
+                .map_err(|error| Problem::new(format!("cannot listen for signals: {error}")))
+        };
         Ok(Self {
             interrupt: listen(SignalKind::interrupt())?,
             terminate: listen(SignalKind::terminate())?,

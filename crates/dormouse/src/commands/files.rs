@@ -17,7 +17,11 @@ use crate::client::{Client, cut, full, quote};
 use crate::problem::Problem;
 use crate::{show, tree};
 
-pub(crate) async fn files(client: &Client, command: FilesCommand, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn files(
+    client: &Client,
+    command: FilesCommand,
+    json: bool,
+) -> Result<i32, Problem> {
     match command {
         FilesCommand::Put { local, remote } => put(client, &local, &remote).await?,
         FilesCommand::Get { remote, local } => get(client, &remote, &local).await?,
@@ -36,8 +40,9 @@ pub(crate) async fn files(client: &Client, command: FilesCommand, json: bool) ->
         }
         FilesCommand::Mkdir { remote } => {
             let body = MkdirRequest { path: remote.path };
-            let info: FileInfo =
-                client.json("POST", &format!("{}/files/mkdir", path(&remote.sandbox)), Some(&body)).await?;
+            let info: FileInfo = client
+                .json("POST", &format!("{}/files/mkdir", path(&remote.sandbox)), Some(&body))
+                .await?;
             if json {
                 show::json(&info)?;
             }
@@ -53,8 +58,9 @@ pub(crate) async fn files(client: &Client, command: FilesCommand, json: bool) ->
                 _ => to,
             };
             let body = MoveRequest { from: from.path, to };
-            let info: FileInfo =
-                client.json("POST", &format!("{}/files/move", path(&from.sandbox)), Some(&body)).await?;
+            let info: FileInfo = client
+                .json("POST", &format!("{}/files/move", path(&from.sandbox)), Some(&body))
+                .await?;
             if json {
                 show::json(&info)?;
             }
@@ -77,8 +83,12 @@ async fn put(client: &Client, local: &str, remote: &Remote) -> Result<(), Proble
     let own_name = Path::new(local).canonicalize().map_err(local_error(local))?;
     let own_name = own_name.file_name().and_then(|name| name.to_str()).map(str::to_owned);
     let is_folder = match stat(client, remote).await {
-        Ok(info) => info.kind == FileKind::Directory || links_to_folder(client, remote, &info).await?,
-        Err(problem) if problem.code() == Some(Code::NotFound) && !no_sandbox(client, remote).await? => {
+        Ok(info) => {
+            info.kind == FileKind::Directory || links_to_folder(client, remote, &info).await?
+        }
+        Err(problem)
+            if problem.code() == Some(Code::NotFound) && !no_sandbox(client, remote).await? =>
+        {
             remote.path.ends_with('/')
         }
         Err(problem) => return Err(problem),
@@ -86,18 +96,22 @@ async fn put(client: &Client, local: &str, remote: &Remote) -> Result<(), Proble
     if meta.is_dir() {
         // Into a folder that is there under its own name, else as the new folder itself.
         let (folder, name) = if is_folder {
-            let name = own_name.ok_or_else(|| Problem::usage(format!("`{local}` has no name that can be sent")))?;
+            let name = own_name
+                .ok_or_else(|| Problem::usage(format!("`{local}` has no name that can be sent")))?;
             (remote.path.clone(), name)
         } else {
             split(&remote.path)?
         };
         let target = Remote { sandbox: remote.sandbox.clone(), path: folder };
-        let request = client.request("PUT", &at(&target, "/tree")).header("content-type", "application/x-tar");
+        let request = client
+            .request("PUT", &at(&target, "/tree"))
+            .header("content-type", "application/x-tar");
         client.send(request, tree::pack(PathBuf::from(local), name)).await?;
         return Ok(());
     }
     let target = if is_folder {
-        let name = own_name.ok_or_else(|| Problem::usage(format!("`{local}` has no name that can be sent")))?;
+        let name = own_name
+            .ok_or_else(|| Problem::usage(format!("`{local}` has no name that can be sent")))?;
         join(&remote.path, &name)
     } else {
         remote.path.clone()
@@ -118,17 +132,22 @@ async fn get(client: &Client, remote: &Remote, local: &str) -> Result<(), Proble
     let mut target = PathBuf::from(local);
     if target.is_dir() {
         let name = Path::new(&remote.path).file_name();
-        target.push(name.ok_or_else(|| Problem::usage("`/` has no name").hint("name a folder that does not exist yet"))?);
+        target.push(name.ok_or_else(|| {
+            Problem::usage("`/` has no name").hint("name a folder that does not exist yet")
+        })?);
     }
     if info.kind == FileKind::Directory {
         let answer = client.send(client.request("GET", &at(remote, "/tree")), full("")).await?;
-        return tree::unpack(answer.into_body(), target.clone())
-            .await
-            .map_err(|error| Problem::new(format!("cannot write `{}`: {error}", target.display())));
+        return tree::unpack(answer.into_body(), target.clone()).await.map_err(|error| {
+            Problem::new(format!("cannot write `{}`: {error}", target.display()))
+        });
     }
     let answer = read(client, remote).await?;
     // Whole or not at all: a connection that breaks leaves the old file.
-    let draft = target.with_file_name(format!(".{}.part", target.file_name().unwrap_or_default().to_string_lossy()));
+    let draft = target.with_file_name(format!(
+        ".{}.part",
+        target.file_name().unwrap_or_default().to_string_lossy()
+    ));
     let shown = target.display().to_string();
     let saved = save(answer, &draft, info.mode).await;
     if let Err(problem) = saved {
@@ -172,7 +191,11 @@ async fn stat(client: &Client, remote: &Remote) -> Result<FileInfo, Problem> {
 }
 
 /// Whether a link leads to a folder: a folder can be listed.
-async fn links_to_folder(client: &Client, remote: &Remote, info: &FileInfo) -> Result<bool, Problem> {
+async fn links_to_folder(
+    client: &Client,
+    remote: &Remote,
+    info: &FileInfo,
+) -> Result<bool, Problem> {
     if info.kind != FileKind::Symlink {
         return Ok(false);
     }
@@ -214,7 +237,10 @@ fn line(file: &FileInfo) -> String {
     };
     let target = file.target.as_deref().map(|target| format!(" -> {target}")).unwrap_or_default();
     let FileInfo { mode, uid, gid, size, modified_at, path, .. } = file;
-    format!("{kind} {mode:04o} {uid:>5} {gid:>5} {:>10}  {modified_at}  {path}{target}", show::size(*size))
+    format!(
+        "{kind} {mode:04o} {uid:>5} {gid:>5} {:>10}  {modified_at}  {path}{target}",
+        show::size(*size)
+    )
 }
 
 fn local_error(path: &str) -> impl Fn(io::Error) -> Problem + '_ {

@@ -14,11 +14,18 @@ pub(crate) async fn build(data: &Path, arguments: BuildArgs, json: bool) -> Resu
     if let Some(guest) = arguments.guest {
         options.guest = guest;
     }
-    options.packages = DEFAULT_PACKAGES.iter().map(|name| (*name).to_owned()).chain(arguments.packages).collect();
+    options.packages =
+        DEFAULT_PACKAGES.iter().map(|name| (*name).to_owned()).chain(arguments.packages).collect();
     options.mirror = arguments.mirror;
     options.refresh = arguments.refresh;
-    let id = build_image(options, &mut |line| eprintln!("{line}")).await.map_err(|error| failed(&error))?;
-    if json { show::json(&serde_json::json!({"image": id.as_str()}))? } else { show::data(id.as_str())? }
+    let id = build_image(options, &mut |line| eprintln!("{line}"))
+        .await
+        .map_err(|error| failed(&error))?;
+    if json {
+        show::json(&serde_json::json!({"image": id.as_str()}))?;
+    } else {
+        show::data(id.as_str())?;
+    }
     Ok(0)
 }
 

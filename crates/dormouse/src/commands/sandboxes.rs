@@ -1,7 +1,8 @@
 //! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
 
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest, SleepTier, Status, UpdateSandbox,
+    CreateSandbox, ForkRequest, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest, SleepTier,
+    Status, UpdateSandbox,
 };
 use hyper::http::request::Builder;
 use serde::Serialize;
@@ -11,12 +12,17 @@ use crate::client::{Client, full, quote, read_json};
 use crate::problem::Problem;
 use crate::show;
 
-pub(crate) async fn create(client: &Client, arguments: CreateArgs, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn create(
+    client: &Client,
+    arguments: CreateArgs,
+    json: bool,
+) -> Result<i32, Problem> {
     let body = CreateSandbox {
         labels: arguments.label.into_iter().collect(),
         ..new_sandbox(arguments.size, arguments.name, policy(arguments.policy))
     };
-    let sandbox = make(client, "/v1/sandboxes", &body, arguments.idempotency_key.as_deref()).await?;
+    let sandbox =
+        make(client, "/v1/sandboxes", &body, arguments.idempotency_key.as_deref()).await?;
     print_made(&sandbox, json)
 }
 
@@ -38,7 +44,8 @@ pub(crate) async fn list(client: &Client, arguments: ListArgs, json: bool) -> Re
     let mut sandboxes = Vec::new();
     let mut cursor = String::new();
     loop {
-        let page: SandboxPage = client.get(&format!("/v1/sandboxes?limit=1000{query}{cursor}")).await?;
+        let page: SandboxPage =
+            client.get(&format!("/v1/sandboxes?limit=1000{query}{cursor}")).await?;
         sandboxes.extend(page.sandboxes);
         match page.next_cursor {
             Some(next) => cursor = format!("&cursor={}", quote(&next)),
@@ -67,13 +74,26 @@ pub(crate) async fn list(client: &Client, arguments: ListArgs, json: bool) -> Re
 
 pub(crate) async fn get(client: &Client, name: &str, json: bool) -> Result<i32, Problem> {
     let sandbox: Sandbox = client.get(&path(name)).await?;
-    if json { show::json(&sandbox)? } else { print(&sandbox)? }
+    if json {
+        show::json(&sandbox)?;
+    } else {
+        print(&sandbox)?;
+    }
     Ok(0)
 }
 
-pub(crate) async fn update(client: &Client, arguments: UpdateArgs, json: bool) -> Result<i32, Problem> {
-    let PolicyPatch { sleep_after_seconds, memory_tier_seconds, awake_ports, sleep_hold_max_ms, sleep_notice_ms } =
-        policy(arguments.policy);
+pub(crate) async fn update(
+    client: &Client,
+    arguments: UpdateArgs,
+    json: bool,
+) -> Result<i32, Problem> {
+    let PolicyPatch {
+        sleep_after_seconds,
+        memory_tier_seconds,
+        awake_ports,
+        sleep_hold_max_ms,
+        sleep_notice_ms,
+    } = policy(arguments.policy);
     let body = UpdateSandbox {
         name: arguments.name,
         labels: arguments.label.map(|labels| labels.into_iter().collect()),
@@ -84,21 +104,32 @@ pub(crate) async fn update(client: &Client, arguments: UpdateArgs, json: bool) -
         sleep_notice_ms,
     };
     if body == UpdateSandbox::default() {
-        return Err(Problem::usage("there is nothing to change").hint("such as `--sleep-after-seconds 300`"));
+        return Err(Problem::usage("there is nothing to change")
+            .hint("such as `--sleep-after-seconds 300`"));
     }
     let sandbox: Sandbox = client.json("PATCH", &path(&arguments.sandbox), Some(&body)).await?;
-    if json { show::json(&sandbox)? } else { print(&sandbox)? }
+    if json {
+        show::json(&sandbox)?;
+    } else {
+        print(&sandbox)?;
+    }
     Ok(0)
 }
 
-pub(crate) async fn sleep(client: &Client, arguments: SleepArgs, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn sleep(
+    client: &Client,
+    arguments: SleepArgs,
+    json: bool,
+) -> Result<i32, Problem> {
     let body = SleepRequest { tier: arguments.tier.map(Into::into) };
-    let sandbox: Sandbox = client.json("POST", &format!("{}/sleep", path(&arguments.name)), Some(&body)).await?;
+    let sandbox: Sandbox =
+        client.json("POST", &format!("{}/sleep", path(&arguments.name)), Some(&body)).await?;
     print_changed(&sandbox, json)
 }
 
 pub(crate) async fn restart(client: &Client, name: &str, json: bool) -> Result<i32, Problem> {
-    let sandbox: Sandbox = client.json("POST", &format!("{}/restart", path(name)), None::<&()>).await?;
+    let sandbox: Sandbox =
+        client.json("POST", &format!("{}/restart", path(name)), None::<&()>).await?;
     print_changed(&sandbox, json)
 }
 
@@ -117,14 +148,27 @@ pub(crate) async fn delete(client: &Client, names: &[String], json: bool) -> Res
     Ok(code)
 }
 
-pub(crate) async fn link(client: &Client, name: &str, port: u16, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn link(
+    client: &Client,
+    name: &str,
+    port: u16,
+    json: bool,
+) -> Result<i32, Problem> {
     let link: Link = client.get(&format!("{}/links/{port}", path(name))).await?;
-    if json { show::json(&link)? } else { show::data(&link.url)? }
+    if json {
+        show::json(&link)?;
+    } else {
+        show::data(&link.url)?;
+    }
     Ok(0)
 }
 
 /// Makes a sandbox with these settings.
-pub(crate) fn new_sandbox(size: SizeArgs, name: Option<String>, policy: PolicyPatch) -> CreateSandbox {
+pub(crate) fn new_sandbox(
+    size: SizeArgs,
+    name: Option<String>,
+    policy: PolicyPatch,
+) -> CreateSandbox {
     CreateSandbox {
         name,
         image: size.image,
@@ -147,8 +191,10 @@ pub(crate) async fn make(
     body: &impl Serialize,
     key: Option<&str>,
 ) -> Result<Sandbox, Problem> {
-    let body = serde_json::to_vec(body).map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
-    let mut request: Builder = client.request("POST", path).header("content-type", "application/json");
+    let body = serde_json::to_vec(body)
+        .map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
+    let mut request: Builder =
+        client.request("POST", path).header("content-type", "application/json");
     if let Some(key) = key {
         request = request.header("idempotency-key", key);
     }
@@ -176,12 +222,20 @@ fn policy(arguments: PolicyArgs) -> PolicyPatch {
 }
 
 fn print_made(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
-    if json { show::json(sandbox)? } else { show::data(&sandbox.name)? }
+    if json {
+        show::json(sandbox)?;
+    } else {
+        show::data(&sandbox.name)?;
+    }
     Ok(0)
 }
 
 fn print_changed(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
-    if json { show::json(sandbox)? } else { eprintln!("{}: {}", sandbox.name, status_text(sandbox)) }
+    if json {
+        show::json(sandbox)?;
+    } else {
+        eprintln!("{}: {}", sandbox.name, status_text(sandbox));
+    }
     Ok(0)
 }
 
@@ -192,7 +246,11 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
     line("id", sandbox.id.as_str())?;
     line("status", &format!("{} since {}", status_text(sandbox), show::time(&sandbox.since)))?;
     for reason in &sandbox.awake_because {
-        let until = reason.until.as_deref().map(|at| format!(", until {}", show::time(at))).unwrap_or_default();
+        let until = reason
+            .until
+            .as_deref()
+            .map(|at| format!(", until {}", show::time(at)))
+            .unwrap_or_default();
         line("awake", &format!("{}{until}", reason.text))?;
     }
     let after = match sandbox.sleep_after_seconds {
@@ -212,7 +270,8 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
         line("woken by", cause)?;
     }
     if let Some(failure) = &sandbox.failure {
-        let code = sandbox.failure_code.as_deref().map(|code| format!(" ({code})")).unwrap_or_default();
+        let code =
+            sandbox.failure_code.as_deref().map(|code| format!(" ({code})")).unwrap_or_default();
         line("failure", &format!("{failure}{code}"))?;
     }
     line("image", &sandbox.image)?;
@@ -224,7 +283,8 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
         line("fork of", parent.as_str())?;
     }
     if !sandbox.labels.is_empty() {
-        let labels: Vec<String> = sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        let labels: Vec<String> =
+            sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
         line("labels", &labels.join(","))?;
     }
     Ok(())
