@@ -24,10 +24,21 @@ pub const LISTEN_PROGRAM: &str = "import sys, http.server as h\n\
 /// Runs a test in a network namespace of its own, with a fresh daemon. `name` from [`test_name`](crate::test_name).
 #[track_caller]
 pub fn isolated(name: &str, test: impl FnOnce(&mut Lab)) {
+    isolated_on(name, None, test);
+}
+
+/// As [`isolated`], with the data folder on a file system of this many MiB.
+#[track_caller]
+pub fn isolated_on_small_disk(name: &str, mib: u32, test: impl FnOnce(&mut Lab)) {
+    isolated_on(name, Some(mib), test);
+}
+
+#[track_caller]
+fn isolated_on(name: &str, disk_mib: Option<u32>, test: impl FnOnce(&mut Lab)) {
     if std::env::var_os(INSIDE).is_none() {
         let itself = std::env::current_exe().expect("path of the test program");
         let status = Command::new("unshare")
-            .args(["--net", "--"])
+            .args(["--net", "--mount", "--"])
             .arg(itself)
             .args(["--exact", name, "--nocapture", "--test-threads=1"])
             .env(INSIDE, "1")
@@ -39,6 +50,12 @@ pub fn isolated(name: &str, test: impl FnOnce(&mut Lab)) {
     }
     crate::net::output("ip", &["link", "set", "lo", "up"]);
     let mut lab = Lab::new(name);
+    if let Some(mib) = disk_mib {
+        let data = lab.data();
+        std::fs::create_dir_all(&data).expect("data folder");
+        let size = format!("size={mib}m,mode=711");
+        crate::net::output("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", &data.to_string_lossy()]);
+    }
     lab.start();
     test(&mut lab);
     lab.tear_down();
@@ -229,6 +246,7 @@ impl Lab {
         for sandbox in all.as_array().into_iter().flatten() {
             self.ok(&["sandboxes", "delete", sandbox["id"].as_str().expect("an id")]);
         }
+        assert_eq!(proc::qemus_below(&self.data()), Vec::<i32>::new(), "QEMUs are left");
         self.stop_daemon();
         assert_eq!(proc::qemus_below(&self.data()), Vec::<i32>::new(), "QEMUs are left");
         assert_eq!(crate::net::taps(), Vec::<String>::new(), "taps are left");

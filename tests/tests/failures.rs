@@ -93,3 +93,88 @@ fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
         nothing_leaks(lab);
     });
 }
+
+/// Takes all the room that is left on the data folder's file system, and gives it back when dropped.
+struct Filler(std::path::PathBuf);
+
+impl Filler {
+    fn fill(lab: &e2e::Lab) -> Self {
+        let path = lab.data().join("filler");
+        let mut file = std::fs::File::create(&path).expect("a filler");
+        let block = vec![1_u8; 64 * 1024];
+        let mut size = block.len();
+        while size > 0 {
+            match std::io::Write::write(&mut file, &block[..size]) {
+                Ok(_) => {}
+                Err(_) => size /= 2,
+            }
+        }
+        Self(path)
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        std::fs::remove_file(&self.0).expect("the filler goes");
+    }
+}
+
+#[test]
+fn s07_a_full_disk_costs_nothing_but_sleep() {
+    e2e::lab::isolated_on_small_disk(test_name!(), 1500, |lab| {
+        let mut witness = Witness::create(lab, "web");
+        let filler = Filler::fill(lab);
+        let output = lab.run(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        println!("sleep on a full disk: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1));
+        let view = lab.view("web");
+        assert_eq!(view["status"], "running", "{view}");
+        witness.check();
+        drop(filler);
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        // Asleep on a full disk it is refused a wake, and loses nothing.
+        let filler = Filler::fill(lab);
+        let output = lab.run(&["exec", "web", "--", "true"]);
+        println!("wake on a full disk: {}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(output.status.code(), Some(1));
+        let view = lab.view("web");
+        assert_eq!((&view["status"], &view["sleep_tier"]), (&"sleeping".into(), &"disk".into()), "{view}");
+        let output = lab.run(&["sandboxes", "create", "--name", "more"]);
+        assert_eq!(output.status.code(), Some(1), "no room for another");
+        drop(filler);
+        witness.check();
+        // And it can be deleted while the disk is full.
+        let filler = Filler::fill(lab);
+        lab.ok(&["sandboxes", "delete", "web"]);
+        drop(filler);
+        nothing_leaks(lab);
+    });
+}
+
+#[test]
+fn s07_qemu_killed_while_saving_or_loading_never_leaves_it_between() {
+    isolated(test_name!(), |lab| {
+        Witness::create(lab, "web");
+        lab.sh("web", "echo kept > /work/kept; sync");
+        for what in ["saving", "loading"] {
+            if what == "loading" {
+                lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+            }
+            let arguments: &[&str] =
+                if what == "saving" { &["sandboxes", "sleep", "web", "--tier", "disk"] } else { &["exec", "web", "--", "true"] };
+            let mut asking = lab.command(arguments).spawn().expect("`dormouse` starts");
+            let qemu = until("a QEMU is there", || proc::qemus_below(&lab.data()).first().copied());
+            proc::kill(qemu, rustix::process::Signal::KILL);
+            let ended = asking.wait().expect("it ends");
+            let view = until("it has got somewhere", || {
+                let view = lab.view("web");
+                (view["status"] != "starting").then_some(view)
+            });
+            println!("QEMU killed while {what}: the call ended with {ended}, the sandbox is {} ({})", view["status"], view["failure_code"]);
+            assert_eq!(lab.sh("web", "cat /work/kept"), "kept");
+        }
+        lab.ok(&["sandboxes", "restart", "web"]);
+        lab.ok(&["sandboxes", "delete", "web"]);
+        nothing_leaks(lab);
+    });
+}

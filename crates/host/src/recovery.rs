@@ -121,8 +121,9 @@ async fn take_up(
         Recovered::Deleting => "the daemon was restarted; its deletion is finished",
     };
     timeline.add("adopted", text, Map::new());
+    let last_death = record.with(|manifest| manifest.last_end.as_deref().map(crate::sandbox::death_of));
     let beginning =
-        Beginning { ground: Arc::clone(ground), record, body, timeline, found: Some(found), gone: gone.clone() };
+        Beginning { ground: Arc::clone(ground), record, body, timeline, found: Some((found, last_death)), gone: gone.clone() };
     Ok(Some(start(beginning)))
 }
 

@@ -69,7 +69,7 @@ pub enum What {
     WakeFailed {
         /// Why.
         code: FailureCode,
-        /// Whether it is tried again.
+        /// Whether it is tried again. If not, whoever waits is refused; what the sandbox is then, its phase says.
         again: bool,
     },
     /// It runs on, exactly where it was.

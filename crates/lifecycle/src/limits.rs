@@ -37,6 +37,10 @@ pub const WAKE_TRIES_MAX: u32 = 4;
 /// since somebody waits, but not nothing, since a lack of memory needs a moment to pass.
 pub const WAKE_RETRY_MS: u64 = 100;
 
+/// After a wake was given up because the host lacks disk or memory, a timer wakes it at the earliest after so many
+/// milliseconds. Whoever else needs it tries at once.
+pub const WAKE_SHORT_MS: u64 = 5_000;
+
 /// After a sleep for idleness failed, the next one is tried at the earliest after so many milliseconds. Where the disk is
 /// full it would otherwise be tried without end.
 pub const SLEEP_RETRY_MS: u64 = 30_000;

@@ -190,6 +190,11 @@ impl FailureCode {
         }
     }
 
+    /// Whether only the host lacks something for now, so that nothing is wrong with the sandbox.
+    pub fn is_shortage(self) -> bool {
+        matches!(self, Self::DiskFull | Self::NoCapacity)
+    }
+
     /// Whether giving the same order again on this host may succeed.
     pub fn is_transient(self) -> bool {
         match self {

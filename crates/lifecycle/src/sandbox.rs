@@ -47,6 +47,8 @@ pub struct Sandbox {
     /// Asked to sleep on disk, not only in memory.
     disk_wanted: bool,
     demote_not_before: Time,
+    /// For timers: a wake was given up for lack of disk or memory.
+    wake_not_before: Time,
     captures: VecDeque<CaptureId>,
     orders: VecDeque<Order>,
     events: VecDeque<Event>,
@@ -183,6 +185,7 @@ impl Sandbox {
             sleep_asked: None,
             disk_wanted: false,
             demote_not_before: Time::default(),
+            wake_not_before: Time::default(),
             captures: VecDeque::new(),
             orders: VecDeque::new(),
             events: VecDeque::new(),

@@ -80,3 +80,15 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
         Refusal::CaptureFailed { .. } => ApiError::new(Code::Internal, refusal.to_string()),
     }
 }
+
+/// The host lacks something for now; the sandbox sleeps on, whole.
+pub(super) fn shortage_error(refusal: Refusal, failure: Option<&str>) -> ApiError {
+    let code = match refusal {
+        Refusal::Failed { code: FailureCode::DiskFull } => Code::NoSpace,
+        _ => Code::NoCapacity,
+    };
+    let why = failure.unwrap_or("the host lacks disk or memory");
+    let mut error = ApiError::new(code, format!("it cannot be woken now: {why}"));
+    error.retryable = true;
+    error.hint("it sleeps on and nothing of it is lost; make room on the host, and it wakes")
+}

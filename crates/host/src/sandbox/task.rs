@@ -39,8 +39,8 @@ pub(crate) struct Beginning {
     pub(crate) record: Record,
     pub(crate) body: Body,
     pub(crate) timeline: Timeline,
-    /// `None`: it is new.
-    pub(crate) found: Option<Recovered>,
+    /// What was found of it, and how its machine ended last; `None`: it is new.
+    pub(crate) found: Option<(Recovered, Option<Death>)>,
     /// Told when nothing is left of it.
     pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
 }
@@ -55,7 +55,8 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
     let policy = view::policy(&manifest.policy);
     let core = match found {
         None => Sandbox::create(now, policy),
-        Some(found) => Sandbox::recover(now, policy, found),
+        Some((found, None)) => Sandbox::recover(now, policy, found),
+        Some((found, Some(death))) => Sandbox::recover(now, policy, found).with_last_death(death),
     };
     let address = ground.subnet.address(body.slot.number());
     let exit = body.machine.as_ref().map(|machine| (Attempt::RECOVERED, machine.exit_watch()));
@@ -224,6 +225,10 @@ impl Task {
                 self.awake_since = Instant::now();
                 self.need = None;
                 self.failure = None;
+                let told = self.core.last_death().is_none() && self.record.with(|manifest| manifest.last_end.is_some());
+                if told {
+                    self.note(|manifest| manifest.last_end = None).await;
+                }
             }
             What::Died { death } => {
                 let code = story::death_code(*death);
@@ -247,6 +252,12 @@ impl Task {
                 .await;
             }
             _ => {}
+        }
+        if let What::WakeFailed { code, again: false } = what
+            && matches!(self.core.phase(), Phase::Asleep { .. })
+        {
+            let refusal = lifecycle::Refusal::Failed { code: *code };
+            self.refuse_waiters(|failure| super::replies::shortage_error(refusal, failure));
         }
         let failure = self.failure.as_deref();
         let mut still = Vec::new();
@@ -489,16 +500,22 @@ impl Task {
             Phase::Deleting { .. } | Phase::Deleted => Some(lifecycle::Refusal::Deleted),
             _ => return,
         };
-        for waiter in std::mem::take(&mut self.waiters) {
-            let result = match refusal {
-                None => Ok(self.ready(waiter.call, Some(waiter.began.elapsed().as_secs_f64() * 1000.0))),
-                Some(refusal) => {
-                    self.core.handle_call_ended(now(), waiter.call.kind);
-                    Err(refusal_error(refusal, self.failure.as_deref()))
-                }
-            };
-            drop(waiter.reply.send(result));
+        if let Some(refusal) = refusal {
+            self.refuse_waiters(|failure| refusal_error(refusal, failure));
         }
+        for waiter in std::mem::take(&mut self.waiters) {
+            let waited = waiter.began.elapsed().as_secs_f64() * 1000.0;
+            drop(waiter.reply.send(Ok(self.ready(waiter.call, Some(waited)))));
+        }
+    }
+
+    /// Turns away everybody who waits for it to be awake.
+    fn refuse_waiters(&mut self, error: impl Fn(Option<&str>) -> ApiError) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            self.core.handle_call_ended(now(), waiter.call.kind);
+            drop(waiter.reply.send(Err(error(self.failure.as_deref()))));
+        }
+        self.need = None;
     }
 
     fn wait_for(

@@ -39,7 +39,7 @@ pub(crate) fn known(core: &lifecycle::Sandbox, manifest: &Manifest, address: Ipv
         since: rfc3339(manifest.since.unix_ms),
         woke_because: manifest.woke_because.clone(),
         failure: failure.map(str::to_owned),
-        failure_code: core.failure_code().map(|code| code.as_str().to_owned()).or_else(|| manifest.last_end.clone()),
+        failure_code: core.failure_code().map(|code| code.as_str().to_owned()),
         image: manifest.image.clone(),
         cpus: manifest.cpus,
         memory_mib: manifest.memory_mib,

@@ -4,7 +4,9 @@ use std::mem;
 
 use super::{LastSleep, LastWake, Sandbox};
 use crate::event::{Event, What};
-use crate::limits::{DEMOTE_RETRY_MS, EVENTS_WAITING_MAX, WAKE_RETRY_MS, WAKE_TRIES_MAX};
+use crate::limits::{
+    DEMOTE_RETRY_MS, EVENTS_WAITING_MAX, WAKE_RETRY_MS, WAKE_SHORT_MS, WAKE_TRIES_MAX,
+};
 use crate::need::{Cause, Refusal, SleepCause};
 use crate::order::{Attempt, Death, FailureCode, Order, Work};
 use crate::phase::{Phase, Start, Tier};
@@ -80,12 +82,23 @@ impl Sandbox {
         let failed_tries = failed_before.saturating_add(1);
         let again = code.is_transient() && failed_tries < WAKE_TRIES_MAX;
         self.tell(now, What::WakeFailed { code, again });
+        let Phase::Waking { attempt, from, since, cause, .. } = self.phase else { return };
+        if !again && code.is_shortage() {
+            // The host lacks something for now; with the sandbox nothing is wrong, and nothing of it is given up. Who waited is
+            // refused, the next need tries anew.
+            if from != Tier::Memory {
+                self.machine = None;
+            }
+            self.drop_captures(now, Refusal::CaptureFailed { code });
+            self.wake_not_before = now.plus_ms(WAKE_SHORT_MS);
+            self.phase = Phase::Asleep { tier: from, since };
+            return;
+        }
         if !again {
             let code = if code.is_transient() { FailureCode::WakeFailed } else { code };
             self.fail(now, code, true);
             return;
         }
-        let Phase::Waking { attempt, from, since, cause, .. } = self.phase else { return };
         match from {
             Tier::Memory => {}
             Tier::Disk | Tier::Store => self.machine = None,

@@ -179,7 +179,7 @@ impl Sandbox {
         if self.policy.awake_ports {
             return None;
         }
-        self.facts.timer_due().map(|due| due.minus_ms(TIMER_LEAD_MS))
+        self.facts.timer_due().map(|due| due.minus_ms(TIMER_LEAD_MS).max(self.wake_not_before))
     }
 
     /// When the timer is due for which a sleeper is to be woken now.

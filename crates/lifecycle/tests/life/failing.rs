@@ -208,7 +208,7 @@ fn s24_a_wake_that_fails_before_the_guest_ran_is_tried_again_a_few_times() {
     let mut waits = Vec::new();
     for left_tries in (0..WAKE_TRIES_MAX).rev() {
         let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
-        let code = FailureCode::NoCapacity;
+        let code = FailureCode::AgentSilent;
         say(&mut sandbox, now, wake, Report::Failed { code, left: Left::Asleep });
         if left_tries > 0 {
             assert_eq!(sandbox.handle_need(now, PACKET), Ok(Served::Later));
@@ -225,6 +225,28 @@ fn s24_a_wake_that_fails_before_the_guest_ran_is_tried_again_a_few_times() {
     let boot = ordered(&mut sandbox, Work::Boot);
     say(&mut sandbox, now, boot, Report::Ready);
     assert_eq!(sandbox.failure_code(), Some(FailureCode::MachineLost));
+}
+
+#[test]
+fn s24_a_host_without_room_refuses_the_wake_and_gives_nothing_up() {
+    for code in [FailureCode::DiskFull, FailureCode::NoCapacity] {
+        let mut sandbox = Obedient::asleep(after_30s()).sandbox;
+        sandbox.handle_need(at(0), PACKET).expect("accepted");
+        let mut now = at(0);
+        for _ in 0..WAKE_TRIES_MAX {
+            let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
+            say(&mut sandbox, now, wake, Report::Failed { code, left: Left::Asleep });
+            now = sandbox.poll_deadline().unwrap_or(now);
+            sandbox.handle_deadline(now);
+        }
+        assert_eq!(sandbox.sleep_tier(), Some(SleepTier::Disk));
+        assert_eq!(sandbox.failure_code(), None);
+        // When there is room again the next need wakes it from the memory that was never given up.
+        assert_eq!(sandbox.handle_need(now, PACKET), Ok(Served::Later));
+        let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
+        say(&mut sandbox, now, wake, Report::Ready);
+        assert!(sandbox.is_awake());
+    }
 }
 
 #[test]

@@ -134,6 +134,12 @@ impl World {
                     assert!(self.captures.remove(&capture), "ended twice: {capture:?}");
                 }
                 What::FallingAsleep { cause: SleepCause::Idle } => self.assert_idle(),
+                // Who waited has been refused.
+                What::WakeFailed { again: false, .. }
+                    if matches!(self.sandbox.phase(), Phase::Asleep { .. }) =>
+                {
+                    self.waiting = false;
+                }
                 _ => {}
             }
         }
