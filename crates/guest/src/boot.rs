@@ -8,7 +8,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek},
-    os::unix::fs::{DirBuilderExt, symlink},
+    os::unix::fs::{DirBuilderExt, PermissionsExt, symlink},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -28,6 +28,8 @@ const NEW_ROOT: &str = "/newroot";
 const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 /// Pause between two looks for a device.
 const DEVICE_PAUSE: Duration = Duration::from_millis(5);
+/// The agent answers also when the user's programs want all of the processor, as they do right after a wake.
+const AGENT_NICE: i32 = -10;
 /// Open files that a program may raise its limit to, as on other systems; the kernel's default for the first program is 4,096.
 const OPEN_FILES_MAX: u64 = 524_288;
 
@@ -48,6 +50,9 @@ pub fn boot() -> Result<(), BootError> {
     // First of all: what is started before is not protected.
     step("protect the agent from the out-of-memory killer", || {
         fs::write("/proc/self/oom_score_adj", "-1000")
+    })?;
+    step("put the agent before the user's programs", || {
+        Ok(rustix::process::nice(AGENT_NICE).map(drop)?)
     })?;
     load_modules()?;
     let disk = wait("find a disk with an ext4 file system", root_disk)?;
@@ -83,7 +88,9 @@ pub fn boot() -> Result<(), BootError> {
     }
     step("make /run/sbx and /run/lock", || {
         make("/run/sbx", 0o755)?;
-        make("/run/lock", 0o1777)
+        make("/run/lock", 0o755)?;
+        // Beyond what the file mode mask lets `mkdir` give.
+        fs::set_permissions("/run/lock", fs::Permissions::from_mode(0o1777))
     })?;
     step("raise the limit on open files", || {
         let limit = Rlimit { current: Some(1024), maximum: Some(OPEN_FILES_MAX) };

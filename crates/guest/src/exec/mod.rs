@@ -13,7 +13,7 @@ mod spawn;
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::process::ExitStatusExt,
+    os::unix::{fs::DirBuilderExt, process::ExitStatusExt},
     process::ExitStatus,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -95,7 +95,8 @@ impl Execs {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        fs::create_dir_all(&settings.execs)?;
+        // What a program prints is nobody else's business.
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&settings.execs)?;
         let salt = u32::from_le_bytes([boot[0], boot[1], boot[2], boot[3]]);
         let table =
             Table { last: u64::from(salt) << 32, execs: BTreeMap::new(), exits: BTreeMap::new() };

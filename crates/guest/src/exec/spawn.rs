@@ -129,6 +129,7 @@ impl Child {
         }
         // Not fatal: a kernel without the file has no such protection to undo.
         let _absent = reset_oom_protection();
+        self.doing(Stage::Cgroup, rustix::process::setpriority_process(None, 0))?;
         self.doing(Stage::Cgroup, rustix::process::setsid().map(drop))?;
         self.doing(Stage::User, become_user(&self.user))?;
         self.doing(Stage::Cwd, rustix::process::chdir(&*self.cwd))
