@@ -109,6 +109,13 @@ impl Lab {
     /// Starts the daemon and waits until it answers.
     #[track_caller]
     pub fn start(&mut self) {
+        self.launch();
+        self.wait_ready();
+    }
+
+    /// Starts the daemon.
+    #[track_caller]
+    pub fn launch(&mut self) {
         assert!(self.daemon.is_none(), "the daemon runs already");
         self.starts += 1;
         let log = File::create(self.folder.path().join(format!("daemon-{}.log", self.starts))).expect("log file");
@@ -116,6 +123,11 @@ impl Lab {
         command.args(["serve", "--listen", LISTEN]).envs(self.env()).envs(self.daemon_env.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("log file")).stderr(log);
         self.daemon = Some(command.spawn().expect("the daemon starts"));
+    }
+
+    /// Waits until the daemon answers.
+    #[track_caller]
+    fn wait_ready(&mut self) {
         until("the daemon answers", || {
             let daemon = self.daemon.as_mut()?;
             let ended = daemon.try_wait().expect("state of the daemon");

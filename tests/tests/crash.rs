@@ -29,13 +29,20 @@ fn number(name: &str, default: u32) -> u32 {
 fn die_at(lab: &mut Lab, point: &str, action: &[&str]) {
     lab.stop_daemon();
     lab.daemon_env = vec![("DORMOUSE_FAULT".to_owned(), point.to_owned())];
-    lab.start();
-    let mut asking = lab.command(action).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("`dormouse` starts");
+    // It may pass the point by itself, before it answers: a sleeper has work of its own.
+    lab.launch();
     let pid = lab.daemon_pid();
-    until(&format!("the daemon dies at {point}"), || (!proc::alive(pid)).then_some(()));
-    // A client must see an end too, whatever it is.
-    proc::kill(i32::try_from(asking.id()).expect("a pid"), rustix::process::Signal::TERM);
-    asking.wait().expect("the client ends");
+    until(&format!("the daemon dies at {point}"), || {
+        let mut asking =
+            lab.command(action).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("`dormouse` starts");
+        // A client must see an end too, whatever it is.
+        until("the client ends or the daemon does", || {
+            (asking.try_wait().expect("state of the client").is_some() || !proc::alive(pid)).then_some(())
+        });
+        proc::kill(i32::try_from(asking.id()).expect("a pid"), rustix::process::Signal::TERM);
+        asking.wait().expect("the client ends");
+        (!proc::alive(pid)).then_some(())
+    });
     lab.daemon_env.clear();
     lab.reap_daemon();
     lab.start();

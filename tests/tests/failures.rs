@@ -32,14 +32,14 @@ fn s24_a_machine_killed_awake_is_lost_and_says_so() {
 fn s16_a_machine_that_ends_by_itself_is_noticed_and_booted_by_the_next_call() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
-        for (how, code) in [("b", "reboot"), ("o", "poweroff"), ("c", "panic")] {
+        for (number, (how, code)) in [("b", "reboot"), ("o", "poweroff"), ("c", "panic")].into_iter().enumerate() {
             lab.sh("web", &format!("echo {code} > /work/last; sync"));
             // The call that waited for the command is told that it was lost, never an exit code.
             let output = lab.run(&["exec", "web", "--", "sh", "-c", &format!("echo 1 > /proc/sys/kernel/sysrq; echo {how} > /proc/sysrq-trigger; sleep 60")]);
             let stderr = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{how}: {stderr}");
             assert!(stderr.contains("ended before"), "{how}: {stderr}");
-            let stopped = until("its end is noticed", || lab.events("web", "stopped").last().cloned());
+            let stopped = until("its end is noticed", || lab.events("web", "stopped").get(number).cloned());
             println!("{code}: {stopped}");
             assert_eq!(lab.sh("web", "cat /work/last"), code);
         }

@@ -64,6 +64,8 @@ pub(crate) enum Message {
     View { reply: oneshot::Sender<Known> },
     /// Tell when its first start has ended.
     Started { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// An attempt to meet the agent of a running guest again has ended.
+    Reattached(Result<(), String>),
     /// The guest has said what it does, or nothing.
     Sample(Result<crate::guest::Sample, String>),
 }

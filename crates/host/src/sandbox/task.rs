@@ -22,7 +22,7 @@ use super::work::{Done, Said, Signals, Worker, chain};
 use super::{CallGuard, Handle, Message, Ready, story, view};
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
-use crate::guest::GuestLink;
+use crate::guest::{Continuity, GuestLink, LinkState, WakeParams};
 use crate::manifest::{Manifest, State};
 use crate::record::Record;
 use crate::settings::Files;
@@ -32,6 +32,15 @@ use crate::timeline::Timeline;
 /// The longest nap between two looks at the clock, so that a suspend of the host, during which timers of this process stand
 /// still, delays nothing by more than this.
 const NAP_MAX: Duration = Duration::from_secs(20);
+
+/// How long after a link ended the end of its machine is waited for, before the link is made anew: ten times what it takes.
+const REATTACH_AFTER: Duration = Duration::from_millis(500);
+
+/// How often a lost link is made anew.
+const REATTACH_EVERY: Duration = Duration::from_secs(15);
+
+/// How long the guest agent may take to answer then.
+const REATTACH_LIMIT: Duration = Duration::from_secs(10);
 
 /// How a sandbox's task begins.
 pub(crate) struct Beginning {
@@ -55,8 +64,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
     let policy = view::policy(&manifest.policy);
     let core = match found {
         None => Sandbox::create(now, policy),
-        Some((found, None)) => Sandbox::recover(now, policy, found),
-        Some((found, Some(death))) => Sandbox::recover(now, policy, found).with_last_death(death),
+        Some((found, death)) => Sandbox::recover(now, policy, found).with_last_death(death),
     };
     let address = ground.subnet.address(body.slot.number());
     let exit = body.machine.as_ref().map(|machine| (Attempt::RECOVERED, machine.exit_watch()));
@@ -96,6 +104,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         capture_to: Vec::new(),
         sampling: false,
         sample_at: Instant::now(),
+        reattach_at: None,
         gone,
     };
     tokio::spawn(task.run(inbox, done_inbox));
@@ -133,6 +142,8 @@ struct Task {
     capture_to: Vec<(CaptureId, Files)>,
     sampling: bool,
     sample_at: Instant,
+    /// The link of a running guest is being, or was in vain, made anew until this moment.
+    reattach_at: Option<Instant>,
     gone: mpsc::UnboundedSender<SandboxId>,
 }
 
@@ -144,6 +155,7 @@ enum Next {
     Arrived(std::io::Result<Arrival>),
     Time,
     Sample,
+    Detached,
 }
 
 impl Task {
@@ -159,6 +171,7 @@ impl Task {
                 Next::Arrived(arrival) => self.on_arrival(arrival),
                 Next::Time => self.core.handle_deadline(now()),
                 Next::Sample => self.ask_sample(),
+                Next::Detached => self.reattach(),
             }
             self.pump(Map::new()).await;
         }
@@ -176,6 +189,7 @@ impl Task {
         let awake = self.core.is_awake() && !self.sampling;
         let sample_in = self.sample_at.saturating_duration_since(Instant::now());
         let exit = self.exit.clone();
+        let detached = detached(&self.link, self.reattach_at, self.core.is_awake() && self.body.is_some());
         let port = if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
         tokio::select! {
             biased;
@@ -185,6 +199,7 @@ impl Task {
             arrival = async { match port { Some(port) => port.arrival().await, None => std::future::pending().await } } => {
                 Next::Arrived(arrival)
             }
+            () = detached => Next::Detached,
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
             () = tokio::time::sleep(nap) => Next::Time,
         }
@@ -452,6 +467,10 @@ impl Task {
                 self.wait_for(Goal::Started, served, reply);
             }
             Message::Sample(sample) => self.on_sample(sample),
+            Message::Reattached(Ok(())) => self.reattach_at = None,
+            Message::Reattached(Err(error)) => {
+                tracing::warn!(sandbox = %self.id, error, "the guest agent was not met again");
+            }
         }
     }
 
@@ -468,6 +487,10 @@ impl Task {
             return;
         }
         match self.core.handle_call_began(now(), call) {
+            // Its machine has just ended, or its link has: either is about to be known.
+            Ok(Served::Now) if self.link.state() == LinkState::Detached => {
+                self.waiters.push(Waiter { call, began, reply });
+            }
             Ok(Served::Now) => {
                 let ready = self.ready(call, None);
                 // Dropped with its guard if the caller is gone, which ends the call.
@@ -495,6 +518,7 @@ impl Task {
 
     fn answer_waiters(&mut self) {
         let refusal = match self.core.phase() {
+            Phase::Running { .. } if self.link.state() == LinkState::Detached => return,
             Phase::Running { .. } => None,
             Phase::Failed { code, .. } => Some(lifecycle::Refusal::Failed { code: *code }),
             Phase::Deleting { .. } | Phase::Deleted => Some(lifecycle::Refusal::Deleted),
@@ -555,6 +579,27 @@ impl Task {
         Ok(())
     }
 
+    /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
+    fn reattach(&mut self) {
+        self.reattach_at = Some(Instant::now() + REATTACH_EVERY);
+        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else { return };
+        if machine.exit_watch().exited_yet().is_some() {
+            return;
+        }
+        let socket = machine.guest_stream();
+        let (link, messages) = (self.link.clone(), self.messages.clone());
+        tokio::spawn(async move {
+            let met = async {
+                let socket = socket.map_err(|error| chain(&error))?;
+                link.attach(socket, Continuity::Unknown, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
+                let params = WakeParams { identity: None, fork: false };
+                link.wake(params, REATTACH_LIMIT).await.map(drop).map_err(|error| chain(&error))
+            };
+            // The task is gone only with the sandbox.
+            let _ = messages.send(Message::Reattached(met.await));
+        });
+    }
+
     fn ask_sample(&mut self) {
         self.sampling = true;
         let seen = self.body.as_mut().and_then(|body| body.port.as_mut()).is_some_and(|port| port.activity());
@@ -592,6 +637,19 @@ impl Task {
 /// The moment, on the state machine's clock.
 fn now() -> Time {
     Time::from_millis(clock::since_boot_ms())
+}
+
+/// Waits until the link of a running guest is gone and it is time to make it anew.
+async fn detached(link: &GuestLink, not_before: Option<Instant>, running: bool) {
+    if !running {
+        return std::future::pending().await;
+    }
+    let mut state = link.watch_state();
+    if state.wait_for(|state| *state == LinkState::Detached).await.is_err() {
+        return std::future::pending().await;
+    }
+    let wait = not_before.map_or(REATTACH_AFTER, |at| at.saturating_duration_since(Instant::now()));
+    tokio::time::sleep(wait).await;
 }
 
 async fn died(exit: Option<(Attempt, ExitWatch)>) -> (Attempt, ExitCause) {

@@ -7,11 +7,11 @@ use vmm::Machine;
 use vmm::machine::StartError;
 
 use super::settle::lost;
-use super::{Failed, WAKE_LIMIT, Worker, chain, failed};
+use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::fault;
 use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
-use crate::guest::{Continuity, LinkState, WakeParams};
+use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 use crate::sandbox::body::{identity, machine_spec};
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
@@ -154,6 +154,7 @@ impl Worker {
     /// From its own disk, anew.
     pub(super) async fn boot(&mut self) -> Result<Report, Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::BootFailed, Left::Lost, error);
+        self.end_in_order().await;
         self.body.end_machine("the sandbox is booted anew").await.map_err(|error| fail(&error))?;
         self.phases.mark("end");
         self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
@@ -200,6 +201,24 @@ impl Worker {
             }
         }
         Err(Failed { code: FailureCode::BootFailed, left: Left::Lost, error: "no boot was tried".to_owned() })
+    }
+
+    /// Has a living guest write everything to its disk first (S15: what was written stays). One that cannot is ended all the
+    /// same: a restart is the cure of a guest that does not answer.
+    async fn end_in_order(&mut self) {
+        if !self.body.is_alive() || self.body.link.state() != LinkState::Running {
+            return;
+        }
+        let options = QuiesceOptions { sync: true, drop_caches: false };
+        if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
+            tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest is restarted that could not write to its disk first");
+            return;
+        }
+        if let Some(machine) = self.body.machine.as_mut()
+            && let Err(error) = machine.pause().await
+        {
+            tracing::warn!(sandbox = %self.id, error = chain(&error), "a machine is ended that would not pause first");
+        }
     }
 
     /// Meets the guest agent of the running machine.

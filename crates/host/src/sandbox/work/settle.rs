@@ -18,7 +18,8 @@ impl Worker {
         }
         let timer_due = self.timer_due().await;
         let on_disk = tier != Tier::Memory;
-        let options = QuiesceOptions { sync: on_disk, drop_caches: false };
+        // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
+        let options = QuiesceOptions { sync: true, drop_caches: false };
         if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
             return self.back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error))).await;
         }
