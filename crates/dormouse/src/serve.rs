@@ -10,13 +10,15 @@ use api::host::Host;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::cli::{LogFormat, ServeArgs};
 use crate::problem::Problem;
 
 /// Runs until SIGTERM or SIGINT.
 pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Problem> {
-    log_to_stderr(arguments.log);
+    log_to_stderr(arguments.log, data);
     raise_open_files();
     // Before anything is started: a signal that comes meanwhile must not end us halfway.
     let listen = |kind| {
@@ -61,14 +63,14 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
 }
 
 /// `RUST_LOG` says how much; by default what an operator wants to know.
-fn log_to_stderr(format: LogFormat) {
+fn log_to_stderr(format: LogFormat, data: &Path) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let with_sandboxes = host::sandbox_log::SandboxLog::new(host::Settings::new(data).sandboxes_dir());
+    let registry = tracing_subscriber::registry().with(filter).with(with_sandboxes);
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => {
-            log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init();
-        }
-        LogFormat::Json => log.json().init(),
+        LogFormat::Text => registry.with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))).init(),
+        LogFormat::Json => registry.with(log.json()).init(),
     }
 }
 

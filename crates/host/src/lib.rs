@@ -11,7 +11,7 @@
 //! | [`images`] | kernel, initial RAM disk and root file system |
 //! | [`guest`] | the link to the agent in a guest |
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
-//! | [`timeline`] | what happened to a sandbox |
+//! | [`timeline`], [`sandbox_log`] | what happened to a sandbox; what the daemon logged about it |
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
 
@@ -28,6 +28,7 @@ mod phases;
 mod record;
 mod recovery;
 mod sandbox;
+pub mod sandbox_log;
 pub mod settings;
 mod slots;
 mod tap;

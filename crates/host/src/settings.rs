@@ -118,6 +118,11 @@ impl Files {
         self.dir.join("console.log")
     }
 
+    /// What the daemon logged about it.
+    pub fn daemon_log(&self) -> PathBuf {
+        self.dir.join("daemon.log")
+    }
+
     /// What happened to it.
     pub fn timeline(&self) -> PathBuf {
         self.dir.join("events.jsonl")

@@ -196,11 +196,17 @@ impl Host for Daemon {
 
     async fn log(&self, id: &SandboxId, log: Log, max_bytes: u64) -> Result<Bytes, ApiError> {
         let handle = self.handle(id)?;
-        let path = match log {
-            Log::Console => handle.files().console(),
-            Log::Daemon => handle.files().qemu_log(),
-        };
-        tail(path, max_bytes).await.map_err(|error| internal("its log could not be read", &error))
+        let unread = |error: io::Error| internal("its log could not be read", &error);
+        let files = handle.files();
+        match log {
+            Log::Console => tail(files.console(), max_bytes).await.map_err(unread),
+            Log::Daemon => {
+                // QEMU's own words, which are few, belong to what the daemon did.
+                let daemon = tail(files.daemon_log(), max_bytes).await.map_err(unread)?;
+                let qemu = tail(files.qemu_log(), max_bytes.saturating_sub(daemon.len() as u64)).await.map_err(unread)?;
+                Ok([daemon, qemu].concat().into())
+            }
+        }
     }
 
     async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError> {

@@ -167,6 +167,24 @@ async fn stdin_is_streamed_closed_and_refused_afterwards() {
 }
 
 #[tokio::test]
+async fn an_exec_ends_though_what_it_left_behind_reads_no_stdin() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    let mut spec = ExecSpec::shell("sleep 1000 <&0 & echo $!; read -n 1; exit 4");
+    spec.stdin = Stdin::Pipe;
+    let exec = link.exec_start(spec).await.expect("starts");
+    let mut stdin = link.exec_stdin(exec.id, true).expect("opens");
+    // More than the pipe and the windows hold.
+    let sent = stdin.write(&vec![b'x'; 1_000_000]).await;
+    assert_eq!(code(&sent.expect_err("nobody reads")), FailureCode::StdinClosed);
+    assert_eq!(link.exec_wait(exec.id).await.expect("ends").code, Some(4));
+    let output = link.exec_output(exec.id, Which::Stdout, OutputFrom::default(), false);
+    let left: i32 = collect(output.expect("opens")).await.0.trim().parse().expect("pid");
+    let left = rustix::process::Pid::from_raw(left).expect("pid");
+    rustix::process::kill_process(left, rustix::process::Signal::KILL).expect("it still runs");
+}
+
+#[tokio::test]
 async fn output_is_read_again_from_any_offset_and_an_exec_outlives_its_readers() {
     let machine = Machine::boot();
     let link = machine.link(Continuity::Unknown).await;
@@ -414,6 +432,16 @@ async fn s22_files_are_written_whole_read_in_part_listed_moved_and_removed() {
     let stat = link.file_stat(&path).await.expect("stat");
     assert_eq!((stat.size, stat.mode), (0, 0o640));
 
+    // A symbolic link is written through.
+    std::os::unix::fs::symlink(&path, machine.path("link")).expect("link");
+    let mut upload = link.file_write(write_spec(&machine.path("link"))).expect("opens");
+    upload.write(b"through").await.expect("write");
+    upload.finish().await.expect("finish");
+    let through = link.file_stat(machine.path("link")).await.expect("stat");
+    assert_eq!(through.target, Some(path.clone().into_bytes()));
+    let target = link.file_read(&path, 0, None).await.expect("read");
+    assert_eq!(read_all(target.download).await, b"through");
+
     // An upload that is given up leaves nothing.
     let mut upload = link.file_write(write_spec(&machine.path("a/gone"))).expect("opens");
     upload.write(b"x").await.expect("write");
@@ -584,7 +612,7 @@ async fn more_requests_than_channels_are_refused_and_slots_come_back() {
 /// A guest that is not ours: what it writes comes from the test.
 async fn impostor(
     link: &GuestLink,
-    answer: impl FnOnce(wire::HostHello) -> wire::GuestHello + Send + 'static,
+    answer: impl FnOnce(&wire::HostHello) -> wire::GuestHello + Send + 'static,
 ) -> (Result<wire::GuestHello, LinkError>, UnixStream) {
     let (ours, mut theirs) = UnixStream::pair().expect("pair");
     let guest = tokio::spawn(async move {
@@ -600,7 +628,7 @@ async fn impostor(
         let wire::ToGuest::Hello(hello) = wire::decode(&frame.payload).expect("hello") else {
             panic!("not a hello")
         };
-        let payload = wire::encode(&wire::ToHost::Hello(answer(hello))).expect("encode");
+        let payload = wire::encode(&wire::ToHost::Hello(answer(&hello))).expect("encode");
         send(&mut theirs, wire::FrameKind::Control, 0, &payload).await;
         theirs
     });
@@ -615,7 +643,7 @@ async fn send(socket: &mut UnixStream, kind: wire::FrameKind, channel: u32, payl
     drop(socket.write_all(&bytes).await);
 }
 
-fn met(hello: wire::HostHello) -> wire::GuestHello {
+fn met(hello: &wire::HostHello) -> wire::GuestHello {
     wire::GuestHello {
         link: hello.link,
         versions: wire::VERSIONS,
@@ -640,7 +668,7 @@ async fn a_guest_that_answers_another_link_is_not_met() {
     let link = GuestLink::random().expect("random");
     let (ours, mut theirs) = UnixStream::pair().expect("pair");
     let hello = wire::HostHello { link: host::guest::LinkId([9; 16]), versions: wire::VERSIONS };
-    let payload = wire::encode(&wire::ToHost::Hello(met(hello))).expect("encode");
+    let payload = wire::encode(&wire::ToHost::Hello(met(&hello))).expect("encode");
     send(&mut theirs, wire::FrameKind::Control, 0, &payload).await;
     let limit = Duration::from_millis(100);
     let result = link.attach(ours, Continuity::Clean, limit).await;
