@@ -174,3 +174,21 @@ fn s07_connections_to_its_own_address_and_output_outlast_the_daemon() {
         assert_eq!(output.status.code(), Some(0));
     });
 }
+
+#[test]
+fn an_unknown_folder_is_kept_and_everything_else_goes_on() {
+    isolated(test_name!(), |lab| {
+        let mut witness = Witness::create(lab, "web");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        lab.stop_daemon();
+        let unknown = lab.data().join("sandboxes/abcdefghijkl");
+        std::fs::create_dir(&unknown).expect("a folder");
+        std::fs::write(unknown.join("precious"), "bytes").expect("a file");
+        std::fs::write(unknown.join("manifest.json"), "{\"format\": 99}").expect("a file");
+        lab.start();
+        let kept: Vec<_> = std::fs::read_dir(lab.data().join("quarantine")).expect("quarantine").flatten().collect();
+        assert_eq!(kept.len(), 1);
+        assert_eq!(std::fs::read_to_string(kept[0].path().join("precious")).expect("kept"), "bytes");
+        witness.check();
+    });
+}
