@@ -13,8 +13,9 @@ use axum::http::{HeaderName, HeaderValue, Request, Response};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -39,6 +40,12 @@ pub(crate) const HEADERS_MAX: usize = 100;
 pub(crate) const HEAD_TIME_MAX: Duration = Duration::from_secs(30);
 /// How long requests in progress may go on after the server was told to stop; then they are cut.
 pub(crate) const DRAIN_TIME_MAX: Duration = Duration::from_secs(5);
+/// Silence on a connection after which the client is probed.
+const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
+/// Between two probes.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// Unanswered probes after which the client is given up.
+const KEEP_ALIVE_PROBES: u32 = 3;
 /// Pause after `accept` failed for want of file descriptors, so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -197,8 +204,9 @@ async fn accept_tcp(listener: TcpListener, service: Service) {
         };
         match accepted {
             Ok((stream, from)) => {
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(error = %error, "cannot set nodelay");
+                if let Err(error) = prepare(&stream) {
+                    // Only slower, or later to notice a client's end.
+                    tracing::debug!(error = %error, "cannot prepare a connection");
                 }
                 connections.spawn(stream, Peer::Tcp(from), permit);
             }
@@ -296,6 +304,17 @@ impl Connections {
             self.tasks.shutdown().await;
         }
     }
+}
+
+/// Small answers go at once, and a client that vanished is noticed within about a minute: until then its request keeps a
+/// sandbox awake.
+fn prepare(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
+    sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_INTERVAL)?;
+    sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_PROBES)?;
+    Ok(())
 }
 
 fn log_broken(ended: Result<(), tokio::task::JoinError>) {

@@ -23,6 +23,7 @@ use crate::App;
 use crate::answer::{Timed, add_wake, both};
 use crate::failure::Failure;
 use crate::input::{At, ExecId, JsonBody, Query};
+use crate::openapi::Raw;
 use crate::validate;
 
 /// Most bytes of each output stream in the answer of a command that was waited for.
@@ -122,7 +123,7 @@ pub(crate) struct OutputQuery {
         OutputQuery,
     ),
     responses((
-        status = 200, description = "The bytes", body = Vec<u8>, content_type = "application/octet-stream",
+        status = 200, description = "The bytes", body = Raw, content_type = "application/octet-stream",
         headers(
             ("dormouse-offset" = u64, description = "Position of the first byte"),
             ("dormouse-next-offset" = u64, description = "Where to go on; not with `follow`"),
@@ -210,7 +211,7 @@ pub(crate) struct StdinQuery {
         ("exec_id" = String, Path, description = "Number of the command", example = "12"),
         StdinQuery,
     ),
-    request_body(content = Vec<u8>, description = "The bytes", content_type = "application/octet-stream"),
+    request_body(content = Raw, description = "The bytes", content_type = "application/octet-stream"),
     responses((status = 204, description = "The command has been handed all of it")),
 )]
 pub(crate) async fn stdin(

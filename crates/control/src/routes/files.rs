@@ -13,6 +13,7 @@ use crate::App;
 use crate::answer::{Timed, add_wake};
 use crate::failure::Failure;
 use crate::input::{At, JsonBody, Query, body_reader};
+use crate::openapi::Raw;
 use crate::validate;
 
 /// Bytes read at once from a file on its way out.
@@ -51,7 +52,7 @@ pub(crate) struct ReadQuery {
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/files", tag = "files", operation_id = "read_file",
     params(("id" = String, Path, description = "Id or name", example = "web"), ReadQuery),
-    responses((status = 200, description = "The bytes", body = Vec<u8>, content_type = "application/octet-stream",
+    responses((status = 200, description = "The bytes", body = Raw, content_type = "application/octet-stream",
         headers(
             ("dormouse-file-size" = u64, description = "Bytes of the whole file"),
             ("dormouse-file-mode" = String, description = "Permission bits in octal, such as `0644`"),
@@ -99,7 +100,7 @@ pub(crate) struct WriteQuery {
 #[utoipa::path(
     put, path = "/v1/sandboxes/{id}/files", tag = "files", operation_id = "write_file",
     params(("id" = String, Path, description = "Id or name", example = "web"), WriteQuery),
-    request_body(content = Vec<u8>, description = "The bytes", content_type = "application/octet-stream"),
+    request_body(content = Raw, description = "The bytes", content_type = "application/octet-stream"),
     responses((status = 200, description = "The file as it is now", body = FileInfo)),
 )]
 pub(crate) async fn write(
@@ -215,7 +216,7 @@ pub(crate) async fn rename(
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/tree", tag = "files", operation_id = "read_tree",
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
-    responses((status = 200, description = "The tar stream", body = Vec<u8>, content_type = "application/x-tar")),
+    responses((status = 200, description = "The tar stream", body = Raw, content_type = "application/x-tar")),
 )]
 pub(crate) async fn read_tree(
     State(app): State<App>,
@@ -240,7 +241,7 @@ pub(crate) async fn read_tree(
 #[utoipa::path(
     put, path = "/v1/sandboxes/{id}/tree", tag = "files", operation_id = "write_tree",
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),
-    request_body(content = Vec<u8>, description = "The tar stream", content_type = "application/x-tar"),
+    request_body(content = Raw, description = "The tar stream", content_type = "application/x-tar"),
     responses((status = 204, description = "All of it was unpacked")),
 )]
 pub(crate) async fn write_tree(

@@ -7,6 +7,8 @@ mod files;
 mod sandboxes;
 mod system;
 
+pub(crate) use sandboxes::LogKind;
+
 use api::{ApiError, Code};
 use axum::Router;
 use axum::extract::{Request, State};
