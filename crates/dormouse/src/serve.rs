@@ -65,11 +65,14 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
 /// `RUST_LOG` says how much; by default what an operator wants to know.
 fn log_to_stderr(format: LogFormat, data: &Path) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let with_sandboxes = host::sandbox_log::SandboxLog::new(host::Settings::new(data).sandboxes_dir());
+    let with_sandboxes =
+        host::sandbox_log::SandboxLog::new(host::Settings::new(data).sandboxes_dir());
     let registry = tracing_subscriber::registry().with(filter).with(with_sandboxes);
     let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     match format {
-        LogFormat::Text => registry.with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))).init(),
+        LogFormat::Text => registry
+            .with(log.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())))
+            .init(),
         LogFormat::Json => registry.with(log.json()).init(),
     }
 }
