@@ -136,10 +136,8 @@ fn devices(spec: &MachineSpec) -> Vec<String> {
         devices.push("virtio-blk-device,drive=disk".to_owned());
     }
     if let Some(network) = &spec.network {
-        let [a, b, c, d, e, f] = network.mac;
-        devices.push(format!(
-            "virtio-net-device,netdev=net,mac={a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}"
-        ));
+        let mac = network.mac.map(|byte| format!("{byte:02x}")).join(":");
+        devices.push(format!("virtio-net-device,netdev=net,mac={mac}"));
     }
     devices.push("virtio-balloon-device,free-page-reporting=on".to_owned());
     // Tells a panic from a reboot, if the guest has the driver.
@@ -177,5 +175,164 @@ struct Arguments(Vec<String>);
 impl Arguments {
     fn pair(&mut self, name: &str, value: String) {
         self.0.extend([name.to_owned(), value]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qemu::{Known, Version};
+    use crate::spec::{Account, Disk, Network, Outlets};
+    use expect_test::{Expect, expect};
+    use std::sync::Arc;
+
+    fn qemu(major: u32, accelerator: Accelerator) -> Qemu {
+        Qemu {
+            binary: "/usr/bin/qemu-system-x86_64".into(),
+            image_tool: "/usr/bin/qemu-img".into(),
+            data_dirs: Vec::new(),
+            version: Version { major, minor: 0, micro: 0 },
+            accelerator,
+            binary_digest: String::new(),
+            firmware_digest: String::new(),
+            tsc_khz: 2_596_094,
+            known: Known::default(),
+        }
+    }
+
+    fn spec() -> MachineSpec {
+        MachineSpec {
+            label: "box-1".into(),
+            cpus: 2,
+            memory_mib: 512,
+            memory: "/data/a,b/memory".into(),
+            disk: Some(Disk {
+                overlay: "/data/a,b/disk.qcow2".into(),
+                base: "/images/root.ext4".into(),
+            }),
+            network: Some(Network {
+                tap: Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
+                mac: [2, 0, 0, 0, 0, 10],
+            }),
+            outlets: Outlets {
+                sockets: "/data/a,b".into(),
+                console: "/data/a,b/console".into(),
+                log: "/data/a,b/log".into(),
+            },
+            account: Account::ROOT,
+        }
+    }
+
+    const NUMBERS: Numbers = Numbers { qmp: 5, guest: 6, tap: Some(7) };
+
+    fn check(qemu: &Qemu, spec: &MachineSpec, start: Start<'_>, expected: &Expect) {
+        let mut lines = String::new();
+        for argument in arguments(qemu, spec, NUMBERS, start) {
+            lines.push_str(if argument.starts_with('-') && !lines.is_empty() { "\n" } else { "" });
+            lines.push_str(if argument.starts_with('-') { "" } else { " " });
+            lines.push_str(&argument);
+        }
+        expected.assert_eq(&lines);
+    }
+
+    #[test]
+    fn a_boot_under_tcg() {
+        let image = BootImage {
+            kernel: "/images/vmlinuz".into(),
+            initrd: "/images/initrd".into(),
+            cmdline: "console=ttyS0 quiet".into(),
+        };
+        check(
+            &qemu(7, Accelerator::Tcg),
+            &spec(),
+            Start::Boot(&image),
+            &expect![[r"
+            -name guest=box-1,debug-threads=on
+            -machine microvm,memory-backend=ram,rtc=on
+            -accel tcg,tb-size=32
+            -cpu max,-cx16
+            -smp 2
+            -m 512M
+            -nodefaults
+            -no-user-config
+            -no-reboot
+            -display none
+            -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
+            -object memory-backend-file,id=ram,size=512M,mem-path=/data/a,,b/memory,share=on,dump=off,merge=off
+            -chardev socket,id=qmp,fd=5,server=on,wait=off
+            -mon chardev=qmp,mode=control
+            -chardev file,id=console,path=/data/a,,b/console,append=on
+            -serial chardev:console
+            -chardev socket,id=guest,fd=6,server=on,wait=off
+            -blockdev driver=raw,node-name=base,read-only=on,file.driver=file,file.filename=/images/root.ext4,file.locking=off,file.read-only=on
+            -blockdev driver=qcow2,node-name=disk,discard=unmap,detect-zeroes=unmap,file.driver=file,file.filename=/data/a,,b/disk.qcow2,file.discard=unmap,backing=base
+            -netdev tap,id=net,fd=7
+            -device virtio-serial-device,max_ports=2
+            -device virtserialport,chardev=guest,name=dormouse.agent,nr=1
+            -device virtio-blk-device,drive=disk
+            -device virtio-net-device,netdev=net,mac=02:00:00:00:00:0a
+            -device virtio-balloon-device,free-page-reporting=on
+            -device pvpanic
+            -kernel /images/vmlinuz
+            -initrd /images/initrd
+            -append console=ttyS0 quiet"]],
+        );
+    }
+
+    #[test]
+    fn a_restore_under_kvm_without_disk_and_network() {
+        let qemu = Qemu { data_dirs: vec!["/opt/qemu/share".into()], ..qemu(10, Accelerator::Kvm) };
+        check(
+            &qemu,
+            &MachineSpec { disk: None, network: None, ..spec() },
+            Start::Incoming,
+            &expect![[r"
+                -L /opt/qemu/share
+                -name guest=box-1,debug-threads=on
+                -machine microvm,memory-backend=ram,rtc=on
+                -accel kvm
+                -cpu host
+                -smp 2
+                -m 512M
+                -nodefaults
+                -no-user-config
+                -no-reboot
+                -display none
+                -sandbox on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny
+                -object memory-backend-file,id=ram,size=512M,mem-path=/data/a,,b/memory,share=on,dump=off,merge=off
+                -chardev socket,id=qmp,fd=5,server=on,wait=off
+                -mon chardev=qmp,mode=control
+                -chardev file,id=console,path=/data/a,,b/console,append=on
+                -serial chardev:console
+                -chardev socket,id=guest,fd=6,server=on,wait=off
+                -device virtio-serial-device,max_ports=2
+                -device virtserialport,chardev=guest,name=dormouse.agent,nr=1
+                -device virtio-balloon-device,free-page-reporting=on
+                -device pvpanic
+                -S
+                -incoming defer"]],
+        );
+    }
+
+    /// Stored states depend on this text: a change strands them.
+    #[test]
+    fn what_shapes_a_state_does_not_change() {
+        expect!["microvm,memory-backend=ram,rtc=on smp=2 m=512M virtio-serial-device,max_ports=2 virtserialport,chardev=guest,name=dormouse.agent,nr=1 virtio-blk-device,drive=disk virtio-balloon-device,free-page-reporting=on pvpanic virtio-net-device"].assert_eq(&machine_line(&spec()));
+        let elsewhere = MachineSpec {
+            label: "other".into(),
+            memory: "/x".into(),
+            network: spec().network.map(|network| Network { mac: [2; 6], ..network }),
+            ..spec()
+        };
+        assert_eq!(machine_line(&elsewhere), machine_line(&spec()));
+        assert_ne!(machine_line(&MachineSpec { network: None, ..spec() }), machine_line(&spec()));
+        assert_ne!(machine_line(&MachineSpec { cpus: 1, ..spec() }), machine_line(&spec()));
+    }
+
+    #[test]
+    fn qemu_7_under_tcg_hides_cmpxchg16b() {
+        let models = [(7, Accelerator::Tcg), (10, Accelerator::Tcg), (7, Accelerator::Kvm)]
+            .map(|(major, accelerator)| qemu(major, accelerator).cpu_model());
+        assert_eq!(models, ["max,-cx16", "max", "host"]);
     }
 }

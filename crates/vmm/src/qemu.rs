@@ -353,9 +353,10 @@ mod tests {
 
     #[test]
     fn each_field_that_differs_is_named() {
+        type Change = fn(&mut Fingerprint);
         let here = fingerprint();
         assert_eq!(here.compatible(&here), Ok(()));
-        let changes: [(fn(&mut Fingerprint), &str); 7] = [
+        let changes: [(Change, &str); 7] = [
             (|f| f.qemu_version = "10.0.2".into(), "saved by QEMU 10.0.2, here is 7.2.22"),
             (|f| f.binary_sha256 = "cc".into(), "saved by another build of QEMU (cc, here is aa)"),
             (|f| f.firmware_sha256 = "cc".into(), "saved with other firmware (cc, here is bb)"),

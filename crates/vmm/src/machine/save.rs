@@ -52,10 +52,12 @@ pub enum SaveError {
 }
 
 impl Machine {
-    /// Saves the state of a standing machine (after [`Machine::pause`]) to `path`, synced; an old file is replaced in place, so write to a new name and
-    /// rename. The memory is not in it: that is the memory file, which the caller syncs as it needs.
+    /// Saves the state of a standing machine (after [`Machine::pause`]) to `path`, synced. An old file is
+    /// overwritten, so write to a new name and rename. The memory is not in it: that is the memory file,
+    /// which the caller syncs as it needs.
     ///
-    /// Afterwards the machine still stands: quit, or go on with [`Machine::cont`].
+    /// Afterwards, also after an error, the machine still stands: quit, or go on with [`Machine::cont`]. QEMU
+    /// gives its state once: a second save is refused until the machine has gone on.
     pub async fn save_state(&mut self, path: &Path) -> Result<Saved, SaveError> {
         let since = Instant::now();
         self.agree_on_migration().await?;
@@ -90,7 +92,7 @@ impl Machine {
         let target = path.to_owned();
         let written = tokio::task::spawn_blocking(move || write(&target, &bytes)).await;
         written.map_err(|_| SaveError::Interrupted)??;
-        Ok(Saved { mark, state, sync: since.elapsed() - state })
+        Ok(Saved { mark, state, sync: since.elapsed().saturating_sub(state) })
     }
 }
 

@@ -42,6 +42,13 @@ pub struct Started {
     pub load: Duration,
 }
 
+impl Started {
+    /// What has passed since the start and is in none of the steps yet.
+    fn rest_of(self, since: Instant) -> Duration {
+        since.elapsed().saturating_sub(self.prepare + self.spawn + self.ready + self.load)
+    }
+}
+
 /// A machine that did not start. Nothing is left running.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -118,7 +125,7 @@ impl Machine {
         let machine = launch.run().await?;
         let answered = machine.command("query-status", Value::Null).await.map(drop);
         let (mut machine, ()) = machine.or_end(answered, spec).await?;
-        machine.started.ready = since.elapsed() - machine.started.prepare - machine.started.spawn;
+        machine.started.ready = machine.started.rest_of(since);
         Ok(machine)
     }
 
@@ -154,14 +161,13 @@ impl Machine {
         machine.started.prepare += read;
         let agreed = machine.agree_on_migration().await;
         let (mut machine, ()) = machine.or_end(agreed, spec).await?;
-        machine.started.ready = since.elapsed() - machine.started.prepare - machine.started.spawn;
+        machine.started.ready = machine.started.rest_of(since);
 
         let by = ClockAdvance { slept, guest_tsc_khz: saved.tsc_khz };
         let loaded = machine.load(bytes, by, since).await;
         let (mut machine, loaded) = machine.or_end(loaded, spec).await?;
         if loaded {
-            let started = &mut machine.started;
-            started.load = since.elapsed() - started.prepare - started.spawn - started.ready;
+            machine.started.load = machine.started.rest_of(since);
             return Ok(machine);
         }
         let log = machine.end_and_tell(spec).await;
@@ -315,7 +321,14 @@ impl Launch {
         let fds = [qmp.as_fd(), guest.as_fd()].into_iter().chain(tap).collect();
         let child =
             spawn(command, Given { log, fds, account: spec.account }).map_err(StartError::Spawn)?;
-        Ok((child, Started { prepare, spawn: since.elapsed() - prepare, ..Started::default() }))
+        Ok((
+            child,
+            Started {
+                prepare,
+                spawn: since.elapsed().saturating_sub(prepare),
+                ..Started::default()
+            },
+        ))
     }
 
     /// A boot begins with memory that is all zero; a restore with exactly what was saved.

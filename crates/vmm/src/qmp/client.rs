@@ -167,7 +167,7 @@ impl Connection {
         match ended {
             Ok(()) | Err(Broken::Eof) => tracing::debug!("qmp connection ended"),
             Err(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "qmp connection given up")
+                tracing::warn!(error = &error as &dyn std::error::Error, "qmp connection given up");
             }
         }
         // Dropping `inbox` answers whoever still waits with `Closed`.
@@ -302,5 +302,167 @@ async fn next_message(stream: &UnixStream, buffer: &mut Vec<u8>) -> Result<Messa
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::qmp::Shutdown;
+    use std::sync::Arc;
+    use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+
+    /// QEMU's end, played by the test.
+    struct Played(BufReader<UnixStream>);
+
+    impl Played {
+        /// Greets, agrees on capabilities.
+        async fn begin() -> (Qmp, Self) {
+            let (ours, theirs) = UnixStream::pair().unwrap();
+            let qmp = Qmp::open(ours);
+            let mut played = Self(BufReader::new(theirs));
+            played.say(r#"{"QMP": {"version": {}, "capabilities": []}}"#).await;
+            assert_eq!(played.hear().await["execute"], "qmp_capabilities");
+            played.say(r#"{"return": {}, "id": 1}"#).await;
+            (qmp, played)
+        }
+
+        async fn say(&mut self, line: &str) {
+            self.0.get_mut().write_all(format!("{line}\r\n").as_bytes()).await.unwrap();
+        }
+
+        async fn hear(&mut self) -> Value {
+            let mut line = String::new();
+            self.0.read_line(&mut line).await.unwrap();
+            serde_json::from_str(&line).unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn two_commands_never_interleave_even_if_the_first_is_given_up() {
+        let (qmp, mut qemu) = Played::begin().await;
+        let qmp = Arc::new(qmp);
+        let first = tokio::spawn({
+            let qmp = Arc::clone(&qmp);
+            async move { qmp.run("stop", Value::Null).await }
+        });
+        assert_eq!(qemu.hear().await, json!({"execute": "stop", "id": 2}));
+        first.abort();
+        assert!(first.await.unwrap_err().is_cancelled());
+        let second = tokio::spawn({
+            let qmp = Arc::clone(&qmp);
+            async move { qmp.run("cont", json!({"a": 1})).await }
+        });
+        // Until the first is answered nothing more is said.
+        tokio::task::yield_now().await;
+        let quiet = qemu.0.get_ref().try_read(&mut [0; 1]).unwrap_err();
+        assert_eq!(quiet.kind(), io::ErrorKind::WouldBlock);
+        qemu.say(r#"{"return": {"late": true}, "id": 2}"#).await;
+        assert_eq!(qemu.hear().await, json!({"execute": "cont", "arguments": {"a": 1}, "id": 3}));
+        qemu.say(r#"{"return": {"second": true}, "id": 3}"#).await;
+        assert_eq!(second.await.unwrap().unwrap(), json!({"second": true}));
+    }
+
+    #[tokio::test]
+    async fn events_before_between_and_after_are_kept() {
+        let (qmp, mut qemu) = Played::begin().await;
+        let mut seen = qmp.seen();
+        let asked = tokio::spawn(async move { (qmp.run("query-status", Value::Null).await, qmp) });
+        qemu.hear().await;
+        qemu.say(r#"{"event": "GUEST_PANICKED", "data": {"action": "shutdown"}}"#).await;
+        qemu.say(r#"{"event": "MIGRATION", "data": {"status": "active"}}"#).await;
+        qemu.say(r#"{"return": {"status": "running"}, "id": 2}"#).await;
+        qemu.say(r#"{"event": "SHUTDOWN", "data": {"guest": true, "reason": "guest-panic"}}"#)
+            .await;
+        drop(qemu);
+        let (answer, _qmp) = asked.await.unwrap();
+        assert_eq!(answer.unwrap()["status"], "running");
+        let seen = *seen.wait_for(|seen| seen.closed).await.unwrap();
+        let expected = Seen {
+            ready: true,
+            shutdown: Some(Shutdown::GuestPanic),
+            panicked: true,
+            migration: Some(Migration::Underway),
+            closed: true,
+        };
+        assert_eq!(seen, expected);
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_an_error_and_the_next_command_works() {
+        let (qmp, mut qemu) = Played::begin().await;
+        let asked = tokio::spawn(async move {
+            (qmp.run("cont", Value::Null).await, qmp.run("stop", Value::Null).await)
+        });
+        qemu.hear().await;
+        qemu.say(r#"{"id": 2, "error": {"class": "GenericError", "desc": "Resetting the VM is required"}}"#).await;
+        qemu.hear().await;
+        qemu.say(r#"{"return": {}, "id": 3}"#).await;
+        let (refused, done) = asked.await.unwrap();
+        assert_eq!(
+            refused.unwrap_err().to_string(),
+            "QMP cont: refused: Resetting the VM is required"
+        );
+        done.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_does_not_come_ends_the_connection() {
+        let (qmp, mut qemu) = Played::begin().await;
+        let error = qmp.run("query-status", Value::Null).await.unwrap_err();
+        assert_eq!(error.to_string(), "QMP query-status: no answer within 10s");
+        qemu.hear().await;
+        let error = qmp.run("query-status", Value::Null).await.unwrap_err();
+        assert_eq!(error.to_string(), "QMP query-status: connection ended");
+    }
+
+    #[tokio::test]
+    async fn nonsense_and_endless_lines_end_the_connection() {
+        for line in ["nonsense\n".to_owned(), "x".repeat(LINE_BYTES_MAX + 10_000)] {
+            let (qmp, mut qemu) = Played::begin().await;
+            // The connection may be given up before all of it is written.
+            drop(qemu.0.get_mut().write_all(line.as_bytes()).await);
+            qmp.seen().wait_for(|seen| seen.closed).await.unwrap();
+            assert!(matches!(
+                qmp.run("stop", Value::Null).await,
+                Err(QmpError::Closed { command: "stop" })
+            ));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_descriptor_goes_with_its_command() {
+        use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+        let (qmp, mut qemu) = Played::begin().await;
+        let (reader, writer) = std::io::pipe().unwrap();
+        let asked = tokio::spawn(async move { qmp.give_fd("state", reader.into()).await });
+        let mut line = [0; 256];
+        let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let stream = qemu.0.get_ref();
+        stream.readable().await.unwrap();
+        let received = stream
+            .try_io(Interest::READABLE, || {
+                let mut parts = [io::IoSliceMut::new(&mut line)];
+                Ok(recvmsg(stream, &mut parts, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?)
+            })
+            .unwrap();
+        let given: Vec<OwnedFd> = ancillary
+            .drain()
+            .filter_map(|message| {
+                if let RecvAncillaryMessage::ScmRights(fds) = message { Some(fds) } else { None }
+            })
+            .flatten()
+            .collect();
+        let command: Value = serde_json::from_slice(&line[..received.bytes]).unwrap();
+        assert_eq!(command["arguments"], json!({"fdname": "state"}));
+        qemu.say(r#"{"return": {}, "id": 2}"#).await;
+        asked.await.unwrap().unwrap();
+        let [given] = <[OwnedFd; 1]>::try_from(given).unwrap();
+        std::io::Write::write_all(&mut &writer, b"through").unwrap();
+        drop(writer);
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut std::fs::File::from(given), &mut text).unwrap();
+        assert_eq!(text, "through");
     }
 }

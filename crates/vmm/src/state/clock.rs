@@ -22,7 +22,7 @@ pub struct ClockAdvance {
 /// Longest sleep: 200 years. Beyond some 292 the nanosecond counters of guest kernels overflow.
 ///
 /// A Linux guest works through a jump second by second (its leap second check): 0.5 s after a month, 4 s after a year under TCG before its first answer.
-pub const SLEPT_MAX: Duration = Duration::from_secs(200 * 366 * 24 * 3600);
+pub const SLEPT_MAX: Duration = Duration::from_hours(200 * 366 * 24);
 
 /// Moves the clock of the machine in `bytes` on. Nothing else of the state is touched.
 pub fn advance(bytes: &mut [u8], by: ClockAdvance) -> Result<(), StreamError> {
@@ -78,4 +78,76 @@ fn read(bytes: &[u8], at: usize) -> [u8; 8] {
     let mut value = [0; 8];
     value.copy_from_slice(&bytes[at..at + 8]);
     value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::stream::samples;
+
+    const KHZ: u32 = 2_596_094;
+
+    /// Which fields an advance changes, and by how much.
+    fn changes(bytes: &[u8], by: ClockAdvance) -> Vec<(String, u64)> {
+        let mut moved = bytes.to_vec();
+        advance(&mut moved, by).unwrap();
+        let stream = Stream::parse(&moved).unwrap();
+        let mut changed = Vec::new();
+        let mut bytes_changed = 0;
+        for (path, field) in stream.fields() {
+            let place = field.at..field.at + field.bytes;
+            if moved[place.clone()] != bytes[place.clone()] {
+                let [old, new] =
+                    [bytes, &moved].map(|bytes| u64::from_be_bytes(read(bytes, field.at)));
+                changed.push((path.clone(), new.wrapping_sub(old)));
+                bytes_changed += place.filter(|&at| moved[at] != bytes[at]).count();
+            }
+        }
+        // Nothing outside the fields has changed.
+        assert_eq!(bytes_changed, moved.iter().zip(bytes).filter(|(new, old)| new != old).count());
+        changed
+    }
+
+    #[test]
+    fn the_clock_the_counter_and_the_interval_timer_move_and_nothing_else() {
+        let hour = ClockAdvance { slept: Duration::from_hours(1), guest_tsc_khz: KHZ };
+        for bytes in [samples::qemu_7(), samples::qemu_10()] {
+            let expected = [
+                ("i8254/channels[0].next_transition_time", 3_600_000_000_000),
+                ("i8254/channels[0]/count_load_time", 3_600_000_000_000),
+                ("i8254/channels[0]/next_transition_time", 3_600_000_000_000),
+                ("i8254/channels[1]/count_load_time", 3_600_000_000_000),
+                ("timer/cpu_clock_offset", 3_600_000_000_000),
+                ("timer/cpu_ticks_offset", 3600 * u64::from(KHZ) * 1000),
+            ];
+            assert_eq!(changes(&bytes, hour), expected.map(|(path, by)| (path.to_owned(), by)));
+        }
+    }
+
+    #[test]
+    fn no_time_changes_nothing() {
+        let none = ClockAdvance { slept: Duration::ZERO, guest_tsc_khz: KHZ };
+        assert_eq!(changes(&samples::qemu_7(), none), []);
+    }
+
+    /// A timer that fires once is to become overdue: it may be what the guest waits for.
+    #[test]
+    fn an_interval_timer_that_fires_once_stays() {
+        let mut bytes = samples::qemu_7();
+        let mode = Stream::parse(&bytes).unwrap().fields()["i8254/channels[0]/mode"].at;
+        bytes[mode] = 0;
+        let moved =
+            changes(&bytes, ClockAdvance { slept: Duration::from_hours(1), guest_tsc_khz: KHZ });
+        assert!(!moved.iter().any(|(path, _)| path.contains("channels[0]")), "{moved:?}");
+    }
+
+    #[test]
+    fn fractions_count_and_centuries_do_not_overflow() {
+        let by = |slept| changes(&samples::qemu_7(), ClockAdvance { slept, guest_tsc_khz: KHZ });
+        let moved = by(Duration::from_nanos(1_500_000_001));
+        assert!(moved.contains(&("timer/cpu_clock_offset".to_owned(), 1_500_000_001)));
+        assert!(moved.contains(&("timer/cpu_ticks_offset".to_owned(), 3_894_141_002)));
+        let longest = u64::try_from(SLEPT_MAX.as_nanos()).unwrap();
+        assert!(by(Duration::MAX).contains(&("timer/cpu_clock_offset".to_owned(), longest)));
+    }
 }

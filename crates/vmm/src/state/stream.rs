@@ -51,6 +51,12 @@ pub enum StreamError {
         /// Where its footer should be.
         at: usize,
     },
+    /// Neither a described device nor the end.
+    #[error("something unknown after the last device, at byte {at}")]
+    Trailing {
+        /// Where it begins.
+        at: usize,
+    },
     /// Lengths or nesting beyond reason.
     #[error("section {0} is described with impossible lengths")]
     Lengths(String),
@@ -88,7 +94,7 @@ impl Stream {
         }
         // What is left is the end mark and the description's own head; anything else is not ours to load.
         if bytes[walk.at..json_at - 4] != [END, DESCRIPTION] {
-            return Err(StreamError::Footer { section: "the last".to_owned(), at: walk.at });
+            return Err(StreamError::Trailing { at: walk.at });
         }
         Ok(Self { fields: walk.fields })
     }
@@ -292,4 +298,166 @@ fn head(device: &Device) -> Result<Vec<u8>, StreamError> {
     head.extend_from_slice(&device.instance_id.to_be_bytes());
     head.extend_from_slice(&device.version.to_be_bytes());
     Ok(head)
+}
+
+#[cfg(test)]
+pub(super) mod samples {
+    //! States of a machine with one processor, disk, no network, saved by Debian's QEMU while its guest ran.
+
+    pub(crate) fn qemu_7() -> Vec<u8> {
+        unpack("state-qemu-7.2.gz")
+    }
+
+    pub(crate) fn qemu_10() -> Vec<u8> {
+        unpack("state-qemu-10.0.gz")
+    }
+
+    fn unpack(name: &str) -> Vec<u8> {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+        let output = std::process::Command::new("gzip").arg("-dc").arg(path).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use expect_test::{Expect, expect};
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_field_of_a_real_state_is_found() {
+        for (bytes, expected) in [(samples::qemu_7(), 516), (samples::qemu_10(), 516)] {
+            let stream = Stream::parse(&bytes).unwrap();
+            assert_eq!(stream.fields().len(), expected);
+            for field in [
+                "timer/cpu_clock_offset",
+                "timer/cpu_ticks_offset",
+                "apic/next_time",
+                "cpu/env.tsc",
+            ] {
+                stream.field_u64(field).unwrap();
+            }
+            assert_eq!(stream.fields_u64_named("env.tsc").unwrap().len(), 1);
+            assert!(stream.field_u64("i8254/channels[0]/mode").is_err(), "it has one byte");
+            assert!(!stream.has("kvmclock/clock"));
+        }
+    }
+
+    fn refused(bytes: &[u8], expected: &Expect) {
+        expected.assert_eq(&Stream::parse(bytes).unwrap_err().to_string());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let good = samples::qemu_7();
+        refused(&[], &expect!["expected the bytes 'QEVM' and version 3 at the start"]);
+        refused(
+            b"QEVM\0\0\0\x02",
+            &expect!["expected the bytes 'QEVM' and version 3 at the start"],
+        );
+        refused(&good[..8], &expect!["no description of the devices at the end"]);
+        refused(&good[..good.len() - 1], &expect!["no description of the devices at the end"]);
+        refused(&[&good[..], &[0]].concat(), &expect!["no description of the devices at the end"]);
+
+        // A byte more or less anywhere among the devices: nothing after it ends where it should.
+        let timer = Stream::parse(&good).unwrap().field_u64("timer/cpu_clock_offset").unwrap();
+        let mut longer = good.clone();
+        longer.insert(timer, 0);
+        refused(
+            &longer,
+            &expect!["section timer does not end at byte 33344, where its description says"],
+        );
+        let mut shorter = good.clone();
+        shorter.remove(timer);
+        refused(
+            &shorter,
+            &expect!["section timer does not end at byte 33344, where its description says"],
+        );
+        // Something between the last section and the description.
+        let end = good
+            .windows(6)
+            .rposition(|window| window[..2] == [END, DESCRIPTION] && window[5] != 0)
+            .unwrap();
+        let mut between = good.clone();
+        between.splice(end..end, [0; 16]);
+        refused(&between, &expect!["something unknown after the last device, at byte 50107"]);
+    }
+
+    fn with_description(json: &str) -> Vec<u8> {
+        let mut bytes =
+            b"QEVM\0\0\0\x03\x04\0\0\0\x01\x01t\0\0\0\0\0\0\0\x01\x7e\0\0\0\x01\0\x06".to_vec();
+        bytes.extend_from_slice(&u32::try_from(json.len()).unwrap().to_be_bytes());
+        bytes.extend_from_slice(json.as_bytes());
+        bytes
+    }
+
+    #[test]
+    fn descriptions_that_ask_too_much_are_refused() {
+        let device = |fields: &str| {
+            with_description(&format!(
+                r#"{{"devices":[{{"name":"t","instance_id":0,"version":1,"fields":[{fields}]}}]}}"#
+            ))
+        };
+        assert!(Stream::parse(&device("")).is_ok());
+        refused(
+            &device(r#"{"name":"a","size":18446744073709551615}"#),
+            &expect!["section t is described with impossible lengths"],
+        );
+        refused(
+            &device(r#"{"name":"a","size":0,"array_len":4000000000}"#),
+            &expect!["section t is described with impossible lengths"],
+        );
+        let nested = "{\"name\":\"a\",\"size\":0,\"array_len\":100000,\"struct\":{\"fields\":["
+            .repeat(20)
+            + &"]}}".repeat(20);
+        refused(
+            &device(&nested),
+            &expect![
+                "section t/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[0]/a[1] is described with impossible lengths"
+            ],
+        );
+        let deep =
+            "{\"name\":\"a\",\"size\":0,\"struct\":{\"fields\":[".repeat(30) + &"]}}".repeat(30);
+        refused(
+            &device(&deep),
+            &expect![
+                "section t/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a/a is described with impossible lengths"
+            ],
+        );
+        refused(
+            &with_description(r#"{"devices":[]}"#),
+            &expect!["no description of the devices at the end"],
+        );
+        refused(
+            &with_description(r#"{"devices":[{"name":"u","instance_id":0,"version":1}]}"#),
+            &expect!["section u not found"],
+        );
+        refused(
+            &with_description(r#"{"devices":7}"#),
+            &expect!["read the description of the devices"],
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Refused or walked, and nothing found lies outside.
+        #[test]
+        fn any_damage_is_survived(at in 0_usize..70_000, byte: u8, cut in 0_usize..140_000) {
+            let mut bytes = samples::qemu_7();
+            let at = at % bytes.len();
+            bytes[at] = byte;
+            bytes.truncate(cut);
+            if let Ok(stream) = Stream::parse(&bytes) {
+                prop_assert!(stream.fields().values().all(|field| field.at + field.bytes <= bytes.len()));
+            }
+        }
+
+        #[test]
+        fn any_bytes_behind_the_magic_are_survived(noise in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _: Result<Stream, StreamError> = Stream::parse(&[b"QEVM\0\0\0\x03", &noise[..]].concat());
+        }
+    }
 }

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// Bytes of the virtio header QEMU and we agree on: the long form, as virtio 1 has it.
-pub(super) const HEADER_BYTES: usize = 12;
+const HEADER_BYTES: libc::c_int = 12;
 
 /// Attaches an open `/dev/net/tun` to the tap of this name; makes it if there is none.
 pub(super) fn attach(tun: &OwnedFd, name: &str) -> io::Result<()> {
-    let mut request = name_request(name)?;
+    let mut request = name_request(name);
     // The values fit: 0x5002.
     #[expect(clippy::cast_possible_truncation, reason = "interface flags are 16 bits wide")]
     let flags = (libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR) as libc::c_short;
@@ -28,7 +28,7 @@ pub(super) fn persist(tun: &OwnedFd) -> io::Result<()> {
 
 /// Sets the header's length to [`HEADER_BYTES`].
 pub(super) fn set_header(tun: &OwnedFd) -> io::Result<()> {
-    let bytes = HEADER_BYTES as libc::c_int;
+    let bytes = HEADER_BYTES;
     // SAFETY: TUNSETVNETHDRSZ reads an `int`, which lives through the call.
     check(unsafe { libc::ioctl(tun.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) })
 }
@@ -55,11 +55,13 @@ pub(super) fn packet_socket(
             libc::c_ushort::try_from(filter.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
         let program = libc::sock_fprog { len: length, filter: filter.as_ptr().cast_mut() };
         set_option(&socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)?;
-        protocol = (libc::ETH_P_ALL as u16).to_be();
+        protocol = u16::try_from(libc::ETH_P_ALL).map_err(|_| io::ErrorKind::InvalidInput)?.to_be();
     }
+    let family =
+        libc::c_ushort::try_from(libc::AF_PACKET).map_err(|_| io::ErrorKind::InvalidInput)?;
     let index = i32::try_from(index).map_err(|_| io::ErrorKind::InvalidInput)?;
     let address = libc::sockaddr_ll {
-        sll_family: libc::AF_PACKET as libc::c_ushort,
+        sll_family: family,
         sll_protocol: protocol,
         sll_ifindex: index,
         sll_hatype: 0,
@@ -67,7 +69,7 @@ pub(super) fn packet_socket(
         sll_halen: 0,
         sll_addr: [0; 8],
     };
-    let length = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    let length = length_of::<libc::sockaddr_ll>()?;
     // SAFETY: the address is a whole `sockaddr_ll` of that length and lives through the call.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
     Ok(socket)
@@ -84,7 +86,7 @@ fn set_option<T>(
     name: libc::c_int,
     value: &T,
 ) -> io::Result<()> {
-    let length = size_of::<T>() as libc::socklen_t;
+    let length = length_of::<T>()?;
     // SAFETY: the kernel reads `length` bytes of the value, which is that long and lives through the call. A `sock_fprog`'s own
     // pointer is to a slice that the caller borrows through the call, and the kernel only reads it.
     check(unsafe {
@@ -92,13 +94,17 @@ fn set_option<T>(
     })
 }
 
-fn name_request(name: &str) -> io::Result<libc::ifreq> {
+fn length_of<T>() -> io::Result<libc::socklen_t> {
+    libc::socklen_t::try_from(size_of::<T>()).map_err(|_| io::ErrorKind::InvalidInput.into())
+}
+
+fn name_request(name: &str) -> libc::ifreq {
     // SAFETY: an `ifreq` is numbers and unions of numbers; all zero is one.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *to = libc::c_char::from_ne_bytes([from]);
     }
-    Ok(request)
+    request
 }
 
 fn check(result: libc::c_int) -> io::Result<()> {

@@ -1,14 +1,12 @@
 //! One machine against a real QEMU: each order, and each way to end.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::{Bench, Guest, STEP_MAX, until};
-use vmm::machine::{Adopted, GuestState, OrderError, StartError};
+use crate::support::{Bench, Guest, STEP_MAX, until};
+use vmm::machine::{Adopted, GuestState, OrderError, SaveError, StartError};
 use vmm::process::ProcessState;
 use vmm::state::StateMark;
-use vmm::{Exit, ExitCause, Machine};
+use vmm::{Exit, ExitCause, Machine, MachineSpec};
 
 /// Slept hours pass for the guest too: its clock has moved on, and a timer that came due meanwhile fires.
 #[tokio::test(flavor = "multi_thread")]
@@ -31,7 +29,7 @@ async fn an_hour_asleep_on_disk_is_an_hour_for_the_guest() {
     let quit = quit_since.elapsed();
     assert!(matches!(machine.cont().await, Err(OrderError::Ended(_))));
 
-    let hour = Duration::from_secs(3600);
+    let hour = Duration::from_hours(1);
     let slept = hour + since.elapsed();
     let mut machine =
         Machine::restore(&bench.qemu, &spec, &state, &saved.mark, &fingerprint, slept)
@@ -72,7 +70,7 @@ async fn a_month_asleep_is_not_worked_through_by_qemu() {
     let mark = machine.save_state(&state).await.unwrap().mark;
     let fingerprint = machine.fingerprint().clone();
     machine.quit().await.unwrap();
-    let month = Duration::from_secs(30 * 24 * 3600);
+    let month = Duration::from_hours(30 * 24);
     let mut machine =
         Machine::restore(&bench.qemu, &spec, &state, &mark, &fingerprint, month).await.unwrap();
     let cont = machine.cont().await.unwrap();
@@ -102,6 +100,115 @@ async fn a_saved_machine_goes_on_and_is_saved_again() {
     machine.save_state(&bench.path("no/such/folder")).await.unwrap_err();
     machine.cont().await.unwrap();
     assert_eq!(guest.ask("ping").await, "pong");
+    machine.kill().await.unwrap();
+}
+
+/// Copies of one saved machine run beside each other, each on its own memory and disk; here with two processors.
+#[tokio::test(flavor = "multi_thread")]
+async fn s22_copies_of_one_machine_live_apart() {
+    let bench = Bench::new();
+    let spec = MachineSpec { cpus: 2, ..bench.spec_with_disk().await };
+    let (mut machine, mut guest) = bench.boot(&spec).await;
+    assert_eq!(guest.ask("disk-write parent").await, "ok");
+    machine.pause().await.unwrap();
+    let state = bench.path("state");
+    let saved = machine.save_state(&state).await.unwrap();
+    let fingerprint = machine.fingerprint().clone();
+    let mut clones = Vec::new();
+    for name in ["left", "right"] {
+        let folder = bench.path(name);
+        std::fs::create_dir(&folder).unwrap();
+        let since = Instant::now();
+        let disk = spec.disk.clone().unwrap();
+        let clone = MachineSpec {
+            label: name.to_owned(),
+            memory: folder.join("memory"),
+            disk: Some(vmm::Disk { overlay: folder.join("disk"), ..disk.clone() }),
+            outlets: vmm::Outlets {
+                sockets: folder.clone(),
+                console: folder.join("console"),
+                log: folder.join("log"),
+            },
+            ..spec.clone()
+        };
+        let copied = vmm::files::copy_sparse(&spec.memory, &clone.memory).unwrap();
+        vmm::files::copy_sparse(&disk.overlay, &folder.join("disk")).unwrap();
+        println!("{name}: {copied:?} in {:?}", since.elapsed());
+        assert!(copied.bytes < clone.memory_bytes());
+        clones.push(clone);
+    }
+    machine.cont().await.unwrap();
+    let mut lives = Vec::new();
+    for clone in &clones {
+        let slept = Duration::ZERO;
+        let mut machine =
+            Machine::restore(&bench.qemu, clone, &state, &saved.mark, &fingerprint, slept)
+                .await
+                .unwrap();
+        machine.cont().await.unwrap();
+        let mut guest = Guest::of(&machine);
+        assert_eq!(guest.ask("disk-read").await, "parent");
+        assert_eq!(guest.ask(&format!("disk-write {}", clone.label)).await, "ok");
+        lives.push((clone.label.clone(), machine, guest));
+    }
+    lives.push(("parent".to_owned(), machine, guest));
+    for (name, mut machine, mut guest) in lives {
+        assert_eq!(guest.ask("disk-read").await, name);
+        machine.kill().await.unwrap();
+    }
+}
+
+/// QEMU that is killed in the middle of something is an error that says so, and nothing is left of it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_killed_while_it_saves_or_loads_is_an_error() {
+    let bench = Bench::new();
+    let spec = bench.spec();
+    let (mut machine, _guest) = bench.boot(&spec).await;
+    machine.pause().await.unwrap();
+    let state = bench.path("state");
+    let fingerprint = machine.fingerprint().clone();
+    // A disk that is full.
+    let full = machine.save_state(std::path::Path::new("/dev/full")).await.unwrap_err();
+    assert!(matches!(&full, SaveError::File(error) if error.is_full()), "{full:?}");
+
+    // QEMU gives its state once for each time that it stands.
+    let again = machine.save_state(&bench.path("again")).await.unwrap_err();
+    assert!(matches!(again, SaveError::Order(OrderError::Qmp(_))), "{again:?}");
+    machine.cont().await.unwrap();
+    machine.pause().await.unwrap();
+    signal(&machine, "KILL");
+    let error = machine.save_state(&bench.path("other")).await.unwrap_err();
+    let expected = ExitCause::Died(vmm::exit::Died::Signal(9));
+    let SaveError::Order(OrderError::Ended(exit)) = error else { panic!("{error:?}") };
+    assert_eq!(exit.cause, expected);
+
+    // From a boot, for the memory of the first has gone on since it was last saved.
+    let (mut machine, _guest) = bench.boot(&spec).await;
+    machine.pause().await.unwrap();
+    let mark = machine.save_state(&state).await.unwrap().mark;
+    machine.quit().await.unwrap();
+    // The killer strikes as soon as there is a process: somewhere between its start and the loaded state.
+    let argument = vmm::Qemu::memory_argument(&spec);
+    let killer = tokio::task::spawn_blocking(move || {
+        loop {
+            if let Some(id) = vmm::ProcessId::find(&argument).unwrap().pop() {
+                let pid = rustix::process::Pid::from_raw(i32::try_from(id.pid).unwrap()).unwrap();
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+                return;
+            }
+        }
+    });
+    let no_time = Duration::ZERO;
+    let error = Machine::restore(&bench.qemu, &spec, &state, &mark, &fingerprint, no_time)
+        .await
+        .unwrap_err();
+    killer.await.unwrap();
+    assert!(matches!(error, StartError::Ended { exit, .. } if exit.cause == expected), "{error:?}");
+    // It has not run, so its memory and state are as good as before.
+    let mut machine =
+        Machine::restore(&bench.qemu, &spec, &state, &mark, &fingerprint, no_time).await.unwrap();
+    machine.cont().await.unwrap();
+    assert_eq!(Guest::of(&machine).ask("ping").await, "pong");
     machine.kill().await.unwrap();
 }
 
@@ -174,7 +281,10 @@ async fn a_machine_outlives_its_owner_and_is_adopted() {
     let (machine, guest) = bench.boot(&spec).await;
     let (id, fingerprint) = (machine.process().clone(), machine.fingerprint().clone());
     drop((machine, guest));
-    assert_eq!(vmm::ProcessId::find(&vmm::Qemu::memory_argument(&spec)).unwrap(), [id.clone()]);
+    assert_eq!(
+        vmm::ProcessId::find(&vmm::Qemu::memory_argument(&spec)).unwrap(),
+        std::slice::from_ref(&id)
+    );
 
     let (mut machine, found) = Machine::adopt(&id, &spec.outlets, &fingerprint).await.unwrap();
     assert_eq!(found, Adopted::Going(GuestState::Running));
@@ -223,7 +333,8 @@ async fn a_damaged_or_foreign_state_is_refused() {
         let mut text = String::new();
         let mut cause: Option<&dyn std::error::Error> = Some(&refused.unwrap_err());
         while let Some(error) = cause {
-            text += &format!("{error}; ");
+            text.push_str(&error.to_string());
+            text.push_str("; ");
             cause = error.source();
         }
         text

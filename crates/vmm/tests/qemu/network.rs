@@ -1,12 +1,10 @@
 //! Taps, alone and with a guest. Each test runs itself again in a network namespace of its own, so that nothing of it is seen by the host.
 
-mod support;
-
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use support::{Bench, Guest, STEP_MAX, in_own_network};
+use crate::support::{Bench, Guest, STEP_MAX, in_own_network};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use vmm::packet::{Verdict, Wake, classify};
@@ -26,12 +24,12 @@ const SETUP: LinkSetup = LinkSetup {
 
 #[test]
 fn a_tap_is_made_set_up_found_again_and_removed() {
-    in_own_network("a_tap_is_made_set_up_found_again_and_removed", async || {
+    in_own_network("network::a_tap_is_made_set_up_found_again_and_removed", async || {
         let since = Instant::now();
         let tap = Tap::create("vmmtest0").unwrap();
         let made = since.elapsed();
         set_up(&tap, SETUP).unwrap();
-        println!("tap made in {made:?}, set up in {:?}", since.elapsed() - made);
+        println!("tap made in {made:?}, set up in {:?}", since.elapsed().saturating_sub(made));
         // Twice is as good as once.
         set_up(&tap, SETUP).unwrap();
         let link = ip("link");
@@ -74,7 +72,7 @@ fn a_tap_is_made_set_up_found_again_and_removed() {
 /// In both tiers a packet is seen, judged, kept and given back, and connections go on.
 #[test]
 fn s07_s08_packets_wake_in_both_tiers_and_none_is_lost() {
-    in_own_network("s07_s08_packets_wake_in_both_tiers_and_none_is_lost", async || {
+    in_own_network("network::s07_s08_packets_wake_in_both_tiers_and_none_is_lost", async || {
         let bench = Bench::new();
         let tap = Tap::create("vmmtest0").unwrap();
         set_up(&tap, SETUP).unwrap();
@@ -165,7 +163,7 @@ fn s07_s08_packets_wake_in_both_tiers_and_none_is_lost() {
 /// After the daemon's death the tap is in QEMU's hands alone, and is had back from there.
 #[test]
 fn a_tap_is_taken_back_from_a_running_machine() {
-    in_own_network("a_tap_is_taken_back_from_a_running_machine", async || {
+    in_own_network("network::a_tap_is_taken_back_from_a_running_machine", async || {
         let bench = Bench::new();
         let tap = Tap::create("vmmtest0").unwrap();
         set_up(&tap, SETUP).unwrap();
@@ -205,13 +203,13 @@ fn a_tap_is_taken_back_from_a_running_machine() {
 /// Writing to the tap is speaking as the guest: here to a socket of the host.
 #[test]
 fn a_frame_written_comes_from_the_guest() {
-    in_own_network("a_frame_written_comes_from_the_guest", async || {
+    in_own_network("network::a_frame_written_comes_from_the_guest", async || {
         let tap = Tap::create("vmmtest0").unwrap();
         set_up(&tap, SETUP).unwrap();
         let activity = ActivityWatch::new(&tap).unwrap();
         let socket = tokio::net::UdpSocket::bind((GATEWAY, 5000)).await.unwrap();
         let reader = tap.reader().unwrap();
-        reader.write(&udp_frame(b"boo")).unwrap();
+        reader.write(&udp_frame(*b"boo")).unwrap();
         let mut bytes = [0; 16];
         let (length, from) =
             tokio::time::timeout(STEP_MAX, socket.recv_from(&mut bytes)).await.unwrap().unwrap();
@@ -258,7 +256,7 @@ fn ip(what: &str) -> String {
 }
 
 /// From the guest's port 4000 to the gateway's port 5000, without a UDP checksum.
-fn udp_frame(words: &[u8; 3]) -> Vec<u8> {
+fn udp_frame(words: [u8; 3]) -> Vec<u8> {
     let mut ip = vec![0x45, 0, 0, 31, 0, 0, 0, 0, 64, 17, 0, 0];
     ip.extend_from_slice(&GUEST.octets());
     ip.extend_from_slice(&GATEWAY.octets());
@@ -266,5 +264,5 @@ fn udp_frame(words: &[u8; 3]) -> Vec<u8> {
     let folded = (sum & 0xffff) + (sum >> 16);
     ip[10..12].copy_from_slice(&(!folded).to_be_bytes()[2..]);
     let head = [&SETUP.host_mac[..], &SETUP.guest_mac, &[8, 0]].concat();
-    [&head[..], &ip, &[0x0f, 0xa0, 0x13, 0x88, 0, 11, 0, 0], words].concat()
+    [&head[..], &ip, &[0x0f, 0xa0, 0x13, 0x88, 0, 11, 0, 0], &words].concat()
 }

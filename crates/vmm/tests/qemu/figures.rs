@@ -1,10 +1,8 @@
 //! What each order costs, printed; and that it does not grow with the machine.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
-use support::{Bench, Guest};
+use crate::support::{Bench, Guest};
 use vmm::{Machine, MachineSpec};
 
 const ROUNDS: usize = 9;
