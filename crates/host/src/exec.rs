@@ -20,6 +20,9 @@ const COMMAND_BYTES_MAX: usize = 128 * 1024;
 /// The working folder where none is asked for, if the image has it.
 const CWD_DEFAULT: &str = "/work";
 
+/// Name of commands that the daemon runs itself, in templates: every copy remembers them, and nobody wants to see them.
+const OURS: &str = "dormouse";
+
 /// Pieces of output that wait for a slow reader; then the guest waits too.
 const OUTPUT_BACKLOG: usize = 16;
 
@@ -115,9 +118,15 @@ fn is_closed(error: &GuestError) -> bool {
 /// Runs a shell line to its end, its output unread.
 pub(crate) async fn run_to_end(link: &GuestLink, line: &str, limit: Duration) -> Result<Ended, GuestError> {
     let mut spec = ExecSpec::shell(line);
+    spec.name = Some(OURS.to_owned());
     spec.timeout_ms = Some(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
     let started = link.exec_start(spec).await?;
     link.exec_wait(started.id).await
+}
+
+/// The commands of a guest that somebody has asked for.
+pub(crate) fn asked_for(infos: &[ExecInfo]) -> impl Iterator<Item = Exec> {
+    infos.iter().filter(|info| info.name.as_deref() != Some(OURS)).map(exec)
 }
 
 /// What the interface tells about a command.

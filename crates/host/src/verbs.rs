@@ -232,7 +232,7 @@ impl Host for Daemon {
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
         let ready = self.call(id, CallKind::Api, "a list of its commands").await?;
         let execs = ready.link.exec_list().await.map_err(guest_error)?;
-        Ok(ready.answer(execs.iter().map(exec::exec).collect()))
+        Ok(ready.answer(exec::asked_for(&execs).collect()))
     }
 
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
