@@ -100,6 +100,23 @@ impl Bench {
     }
 }
 
+/// A test that fails leaves its machines running, as they do not die with their owner: they end here, known by the test's own folder.
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let folder = self.folder.path().as_os_str().as_encoded_bytes();
+        for entry in std::fs::read_dir("/proc").unwrap().flatten() {
+            let name = entry.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let is_ours = line.windows(folder.len()).any(|window| window == folder);
+            if is_ours && let Some(pid) = rustix::process::Pid::from_raw(pid) {
+                // It may have ended meanwhile.
+                rustix::process::kill_process(pid, rustix::process::Signal::KILL).ok();
+            }
+        }
+    }
+}
+
 /// The guest's end of its port.
 pub(crate) struct Guest {
     stream: BufReader<UnixStream>,
