@@ -9,7 +9,6 @@ use std::{
         fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
 };
 
 use rustix::fs::OFlags;
@@ -105,6 +104,7 @@ pub(crate) async fn read(
 struct Temporary {
     file: File,
     path: PathBuf,
+    target: PathBuf,
     done: bool,
 }
 
@@ -141,31 +141,33 @@ pub(crate) async fn write(inbox: &mut Inbox, spec: WriteSpec) -> Result<u64, Fai
 }
 
 fn begin(to: &Path, parents: bool) -> Result<Temporary, Failure> {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
     if to.is_dir() {
         let message = format!("{} is a directory", to.display());
         return Err(failure(FailureCode::IsADirectory, Some("path"), message));
     }
-    let folder = to.parent().unwrap_or(Path::new("/"));
     if to.file_name().is_none() {
         return Err(invalid("path", format!("{} names no file", to.display())));
     }
+    // A symbolic link is written through, as if the file had been written in place.
+    let target = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
+    let folder = target.parent().unwrap_or(Path::new("/"));
     if parents {
         fs::create_dir_all(folder).map_err(|error| at(&error, "make", folder))?;
     }
-    // Beside its target, so that the rename stays within one file system.
-    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-    let path = folder.join(format!(".dormouse-{}-{number}", std::process::id()));
+    // Beside its target, so that the rename stays within one file system; random, because one may be left by a machine
+    // that died.
+    let mut random = [0; 8];
+    rustix::rand::getrandom(&mut random[..], rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| at(&error.into(), "write", to))?;
+    let path = folder.join(format!(".dormouse-{:016x}", u64::from_ne_bytes(random)));
     let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
     let file = file.map_err(|error| at(&error, "write", to))?;
-    Ok(Temporary { file, path, done: false })
+    Ok(Temporary { file, path, target, done: false })
 }
 
 fn finish(mut temporary: Temporary, to: &Path, mode: Option<u32>) -> Result<(), Failure> {
-    // What is replaced passes its owner and permissions on, as if it had been written in place; a symbolic link is written
-    // through, likewise.
-    let replaced = fs::metadata(to).ok();
-    let real = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
+    // What is replaced passes its owner and permissions on.
+    let replaced = fs::metadata(&temporary.target).ok();
     let mode = mode.or(replaced.as_ref().map(|old| old.mode() & 0o7777)).unwrap_or(0o644);
     let failed = |error: io::Error| at(&error, "write", to);
     if let Some(old) = &replaced {
@@ -173,7 +175,7 @@ fn finish(mut temporary: Temporary, to: &Path, mode: Option<u32>) -> Result<(), 
             .map_err(failed)?;
     }
     temporary.file.set_permissions(Permissions::from_mode(mode)).map_err(failed)?;
-    fs::rename(&temporary.path, &real).map_err(failed)?;
+    fs::rename(&temporary.path, &temporary.target).map_err(failed)?;
     temporary.done = true;
     Ok(())
 }

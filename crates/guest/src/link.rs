@@ -9,7 +9,7 @@ use std::{
     io,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -49,8 +49,16 @@ pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<
         control_queue,
         Arc::clone(&epoch),
     )));
-    let mut link =
-        Link { agent, id: None, epoch, out, controls, table: Arc::default(), quiescing: None };
+    let mut link = Link {
+        agent,
+        id: None,
+        epoch,
+        out,
+        controls,
+        table: Arc::default(),
+        quiescing: None,
+        still: Arc::default(),
+    };
     let mut decoder = Decoder::default();
     let mut chunk = vec![0; CHUNK];
     loop {
@@ -90,6 +98,8 @@ struct Link {
     controls: mpsc::UnboundedSender<Control>,
     table: Arc<Mutex<HashMap<u32, Entry>>>,
     quiescing: Option<AbortHandle>,
+    /// `Quiesced` was said and nothing since: no frame of ours is half sent.
+    still: Arc<AtomicBool>,
 }
 
 struct Entry {
@@ -168,8 +178,9 @@ impl Link {
                     quiesced,
                 };
                 // A half frame of ours may be on its way to a host that never saw its beginning, and may end in bytes that
-                // look like the beginning of another. A quiesced guest has none.
-                let mut bytes = if quiesced { Vec::new() } else { wire::frame::preamble() };
+                // look like the beginning of another.
+                let still = self.still.load(Ordering::Relaxed);
+                let mut bytes = if still { Vec::new() } else { wire::frame::preamble() };
                 append_control(&mut bytes, &ToHost::Hello(answer));
                 self.say(Control { bytes, hold: Some(quiesced) });
             }
@@ -179,10 +190,12 @@ impl Link {
                 }
                 let agent = Arc::clone(&self.agent);
                 let controls = self.controls.clone();
+                let still = Arc::clone(&self.still);
                 let task = tokio::spawn(async move {
                     let quiesced = agent.quiesce(quiesce).await;
                     let mut bytes = Vec::new();
                     append_control(&mut bytes, &ToHost::Quiesced(quiesced));
+                    still.store(true, Ordering::Relaxed);
                     let _over = controls.send(Control { bytes, hold: Some(true) });
                 });
                 self.quiescing = Some(task.abort_handle());
@@ -201,6 +214,7 @@ impl Link {
         if let Some(quiescing) = self.quiescing.take() {
             quiescing.abort();
         }
+        self.still.store(false, Ordering::Relaxed);
         let woke = self.agent.wake(wake);
         let hold = (!woke.running).then_some(true).or(Some(false));
         let mut bytes = Vec::new();

@@ -139,10 +139,13 @@ async fn stdin(agent: &Agent, id: ExecId, close: bool, inbox: &mut Inbox) -> Res
         let Some(pipe) = stdin.as_mut() else { return Err(closed(id)) };
         let mut rest = bytes.as_slice();
         while !rest.is_empty() {
-            if let Err(error) = pipe.writable().await {
-                return Err(io_failure(&error, "id", &format!("write to stdin of exec {id}")));
-            }
-            match pipe.try_write(rest) {
+            let ready = tokio::select! {
+                biased;
+                // What it left behind may hold the other end and never read; the end of the exec waits for the lock.
+                _ = exec.wait() => return Err(closed(id)),
+                ready = pipe.writable() => ready,
+            };
+            match ready.and_then(|()| pipe.try_write(rest)) {
                 Ok(bytes) => {
                     rest = &rest[bytes..];
                     written += bytes as u64;

@@ -344,7 +344,6 @@ impl Exec {
                     }
                     // The table keeps the other end until it has sent.
                     let Ok(status) = status else { return };
-                    *self.stdin.lock().await = None;
                     self.state.send_replace(ExecState::Ended(Ended {
                         code: status.code(),
                         signal: status.signal(),
@@ -353,6 +352,8 @@ impl Exec {
                         output_end: self.log().end(),
                     }));
                     self.changed.send_modify(|version| *version += 1);
+                    // After the state: whoever fills stdin holds the lock and lets it go when it sees the end.
+                    *self.stdin.lock().await = None;
                     execs.tidy();
                 }
                 () = sleep_until(deadline), if deadline.is_some() && self.runs() => {
