@@ -4,6 +4,7 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -20,6 +21,9 @@ const TAP_PREFIX: &str = "dmouse";
 const TABLE: [&str; 2] = ["inet", "dormouse"];
 /// The address at which guests know their host, on the loopback.
 const GATEWAY: &str = "10.118.0.1/32";
+
+/// How long putting one sandbox to sleep may take: a second, on a slow and busy disk a minute.
+const SLEEP_LIMIT: Duration = Duration::from_mins(2);
 
 /// Undo what `up` did to this machine; keep the sandboxes unless told otherwise
 #[derive(clap::Args)]
@@ -93,8 +97,10 @@ fn end_daemon(data: &Path) -> Result<()> {
         let has_machine =
             sandbox.status == "running" || sandbox.sleep_tier.as_deref() == Some("memory");
         if has_machine
-            && let Err(failure) =
-                process::run(dormouse().args(["sandboxes", "sleep", &sandbox.id, "--tier", "disk"]))
+            && let Err(failure) = process::run_within(
+                SLEEP_LIMIT,
+                dormouse().args(["sandboxes", "sleep", &sandbox.id, "--tier", "disk"]),
+            )
         {
             // One that cannot be saved must not keep the rest from being undone.
             eprintln!("    {} is not saved and will boot from its disk: {failure}", sandbox.id);
@@ -132,14 +138,19 @@ fn machines_over(data: &Path) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
+/// Removes the sandboxes' links. Asked of `ip`: `/sys` may be that of another network namespace.
 fn remove_taps() -> Result<()> {
-    for entry in fs::read_dir("/sys/class/net").context("list network links")? {
-        let name = entry.context("list network links")?.file_name().to_string_lossy().into_owned();
-        if name.strip_prefix(TAP_PREFIX).is_some_and(|slot| slot.parse::<u32>().is_ok()) {
-            process::run(tool("ip")?.args(["link", "delete", &name]))?;
-        }
+    let links = process::output(tool("ip")?.args(["-oneline", "link", "show"]))?;
+    for name in links.lines().filter_map(tap) {
+        process::run(tool("ip")?.args(["link", "delete", name]))?;
     }
     Ok(())
+}
+
+/// The name in a line such as `7: dmouse3: <BROADCAST,…`, if it is a sandbox's link.
+fn tap(line: &str) -> Option<&str> {
+    let name = line.split(": ").nth(1)?;
+    name.strip_prefix(TAP_PREFIX)?.parse::<u32>().ok().map(|_| name)
 }
 
 fn remove_rules() -> Result<()> {
@@ -203,4 +214,26 @@ fn tool(name: &str) -> Result<Command> {
     let path: PathBuf =
         find(name).ok_or_else(|| Failure::new(format!("`{name}` is not on this machine")))?;
     Ok(Command::new(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_links_of_sandboxes_are_taken_away() {
+        assert_eq!(
+            tap("7: dmouse3: <BROADCAST,MULTICAST,UP> mtu 1500 qdisc fq_codel"),
+            Some("dmouse3")
+        );
+        for line in [
+            "1: lo: <LOOPBACK,UP> mtu 65536",
+            "2: dmousex: <UP>",
+            "3: dmouse: <UP>",
+            "4: mydmouse3: <UP>",
+            "",
+        ] {
+            assert_eq!(tap(line), None, "{line}");
+        }
+    }
 }

@@ -3,13 +3,16 @@
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use crate::failure::{Context, Failure, Result};
 
 /// Where programs are looked for besides `PATH`: a user's `PATH` in Debian lacks the `sbin` folders.
 const SYSTEM_FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
+
+/// How often a program is looked at that has a limit.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Takes a named step, saying when it begins, and when it is done how long it took.
 pub(crate) fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -52,6 +55,28 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     let text = describe(command);
     let status = command.stdin(Stdio::null()).status().context(format!("start `{text}`"))?;
     if status.success() { Ok(()) } else { Err(Failure::new(format!("`{text}`: {status}"))) }
+}
+
+/// As [`run`], ended as a failure where it takes longer than `limit`.
+pub(crate) fn run_within(limit: Duration, command: &mut Command) -> Result<()> {
+    let text = describe(command);
+    let mut child = command.stdin(Stdio::null()).spawn().context(format!("start `{text}`"))?;
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().context(format!("wait for `{text}`"))? {
+            return if status.success() {
+                Ok(())
+            } else {
+                Err(Failure::new(format!("`{text}`: {status}")))
+            };
+        }
+        if begun.elapsed() > limit {
+            child.kill().context(format!("end `{text}`"))?;
+            child.wait().context(format!("wait for `{text}`"))?;
+            return Err(Failure::new(format!("`{text}`: no end after {} s", limit.as_secs())));
+        }
+        thread::park_timeout(LOOK_EVERY);
+    }
 }
 
 /// Runs a command for its standard output; it must succeed.
@@ -111,4 +136,36 @@ fn describe(command: &Command) -> String {
         text.push_str(&argument.to_string_lossy());
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_program_over_its_limit_is_ended() {
+        assert!(run_within(Duration::from_mins(1), &mut shell("exit 0")).is_ok());
+        let error =
+            run_within(Duration::from_mins(1), &mut shell("exit 3")).unwrap_err().to_string();
+        assert!(error.ends_with("exit status: 3"), "{error}");
+        let error = run_within(Duration::ZERO, &mut shell("exec tail -f /dev/null"))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("no end after 0 s"), "{error}");
+    }
+
+    #[test]
+    fn what_a_program_says_is_kept_and_its_end_is_told() {
+        let (ended_well, said) = listen(&mut shell("echo out; echo err >&2; exit 1")).unwrap();
+        assert!(!ended_well);
+        assert!(said.contains("out\n") && said.contains("err\n"), "{said}");
+        assert_eq!(output(&mut shell("echo out")).unwrap(), "out\n");
+        assert!(output(&mut shell("exit 1")).is_err());
+    }
 }
