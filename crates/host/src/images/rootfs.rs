@@ -218,9 +218,9 @@ fn empty(folder: &Path) -> Result<(), ImageError> {
         let entry = entry.map_err(at("list", folder))?;
         let path = entry.path();
         if entry.file_type().map_err(at("look at", &path))?.is_dir() {
-            empty(&path)?
+            empty(&path)?;
         } else {
-            remove(&path)?
+            remove(&path)?;
         }
     }
     Ok(())
