@@ -39,8 +39,14 @@ pub struct Agent {
     system: Box<dyn System>,
     boot: [u8; 16],
     quiesced: watch::Sender<bool>,
-    /// The entropy of a fork is still owed: its programs stay frozen until it came.
-    owed: Mutex<bool>,
+    owed: Mutex<Owed>,
+}
+
+/// What a fork still needs before its programs may run, over as many wakes as that takes.
+#[derive(Debug, Default)]
+struct Owed {
+    entropy: bool,
+    identity: bool,
 }
 
 impl Agent {
@@ -65,7 +71,7 @@ impl Agent {
             system,
             boot,
             quiesced: watch::Sender::new(false),
-            owed: Mutex::new(false),
+            owed: Mutex::default(),
             settings,
         }))
     }
@@ -136,22 +142,18 @@ impl Agent {
             None => steps.skip(Step::Clock),
             Some(ns) => steps.run(Step::Clock, || self.system.set_clock(ns)),
         };
-        let fork = {
-            let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
-            *owed |= wake.fork;
-            *owed
-        };
-        let reseeded = if wake.entropy.is_empty() {
+        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
+        owed.entropy |= wake.fork;
+        owed.identity |= wake.fork && wake.identity.is_some();
+        if wake.entropy.is_empty() {
             steps.skip::<()>(Step::Entropy);
-            false
-        } else {
-            steps.run(Step::Entropy, || self.system.reseed(&wake.entropy)).is_some()
-        };
-        let mut named = true;
+        } else if steps.run(Step::Entropy, || self.system.reseed(&wake.entropy)).is_some() {
+            owed.entropy = false;
+        }
         if let Some(identity) = &wake.identity {
-            named = steps.run(Step::Identity, || self.system.identify(identity)).is_some();
+            let mut named = steps.run(Step::Identity, || self.system.identify(identity)).is_some();
             if let Some(network) = &identity.network {
-                if wake.fork {
+                if owed.identity {
                     let cut = steps.run(Step::Connections, || self.system.cut_connections());
                     named &= cut.is_some();
                 } else {
@@ -162,13 +164,14 @@ impl Agent {
                 steps.skip::<()>(Step::Connections);
                 steps.skip::<()>(Step::Network);
             }
+            owed.identity &= !named;
         } else {
             steps.skip::<()>(Step::Identity);
             steps.skip::<()>(Step::Connections);
             steps.skip::<()>(Step::Network);
         }
         // A fork that draws what its parent draws, or speaks with its parent's address, must not run.
-        let running = if fork && !(reseeded && named) {
+        let running = if owed.entropy || owed.identity {
             steps.skip::<()>(Step::Thaw);
             false
         } else {
@@ -177,9 +180,6 @@ impl Agent {
             });
             thawed.is_some()
         };
-        if running {
-            *self.owed.lock().unwrap_or_else(PoisonError::into_inner) = false;
-        }
         self.quiesced.send_replace(!running);
         Woke {
             attempt: wake.attempt,

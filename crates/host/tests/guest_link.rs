@@ -348,6 +348,11 @@ async fn a_wake_does_its_steps_in_order_and_a_fork_without_entropy_stays_frozen(
     fork.wake(wake(), LIMIT).await.expect_err("still no entropy");
 
     machine.system.entropy_fails.store(false, Ordering::Relaxed);
+    machine.system.network_fails.store(true, Ordering::Relaxed);
+    let refused = fork.wake(params.clone(), LIMIT).await.expect_err("still its parent's address");
+    assert_eq!(refused.to_string(), "guest does not run: Network: no card");
+    fork.wake(wake(), LIMIT).await.expect_err("nor does a plain wake get around that");
+    machine.system.network_fails.store(false, Ordering::Relaxed);
     machine.system.calls();
     let woke = fork.wake(params, LIMIT).await.expect("wake");
     assert_eq!(

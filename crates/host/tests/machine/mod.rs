@@ -94,6 +94,7 @@ async fn device_of(mut device: UnixStream, mut sockets: mpsc::UnboundedReceiver<
 pub(crate) struct Recorder {
     pub(crate) calls: Arc<Mutex<Vec<String>>>,
     pub(crate) entropy_fails: Arc<AtomicBool>,
+    pub(crate) network_fails: Arc<AtomicBool>,
 }
 
 impl Recorder {
@@ -129,6 +130,6 @@ impl System for Recorder {
 
     fn network(&self, network: &Network) -> Result<(), String> {
         self.call(format!("network {:?}", network.address));
-        Ok(())
+        if self.network_fails.load(Ordering::Relaxed) { Err("no card".into()) } else { Ok(()) }
     }
 }
