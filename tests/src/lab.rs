@@ -54,7 +54,10 @@ fn isolated_on(name: &str, disk_mib: Option<u32>, test: impl FnOnce(&mut Lab)) {
         let data = lab.data();
         std::fs::create_dir_all(&data).expect("data folder");
         let size = format!("size={mib}m,mode=711");
-        crate::net::output("mount", &["-t", "tmpfs", "-o", &size, "tmpfs", &data.to_string_lossy()]);
+        crate::net::output(
+            "mount",
+            &["-t", "tmpfs", "-o", &size, "tmpfs", &data.to_string_lossy()],
+        );
     }
     lab.start();
     test(&mut lab);
@@ -77,7 +80,10 @@ impl Lab {
         std::fs::create_dir_all(&base).expect("folder for runs");
         // Short: the daemon's socket is below it, and paths of sockets have 107 bytes.
         let prefix: String = name.chars().take(12).filter(char::is_ascii_alphanumeric).collect();
-        let folder = tempfile::Builder::new().prefix(&format!("{prefix}-")).tempdir_in(base).expect("temp folder");
+        let folder = tempfile::Builder::new()
+            .prefix(&format!("{prefix}-"))
+            .tempdir_in(base)
+            .expect("temp folder");
         // Guests' processes have accounts of their own and must be able to get to their files.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         std::fs::set_permissions(folder.path(), mode).expect("permissions");
@@ -118,9 +124,13 @@ impl Lab {
     pub fn launch(&mut self) {
         assert!(self.daemon.is_none(), "the daemon runs already");
         self.starts += 1;
-        let log = File::create(self.folder.path().join(format!("daemon-{}.log", self.starts))).expect("log file");
+        let log = File::create(self.folder.path().join(format!("daemon-{}.log", self.starts)))
+            .expect("log file");
         let mut command = Command::new(dormouse());
-        command.args(["serve", "--listen", LISTEN]).envs(self.env()).envs(self.daemon_env.iter().cloned());
+        command
+            .args(["serve", "--listen", LISTEN])
+            .envs(self.env())
+            .envs(self.daemon_env.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("log file")).stderr(log);
         self.daemon = Some(command.spawn().expect("the daemon starts"));
     }
@@ -132,7 +142,9 @@ impl Lab {
             let daemon = self.daemon.as_mut()?;
             let ended = daemon.try_wait().expect("state of the daemon");
             assert!(ended.is_none(), "the daemon ended: {ended:?}\n{}", self.daemon_log());
-            crate::net::http(LISTEN.parse().ok()?, "localhost", "/v1/health").ok().filter(|answer| answer.status == 200)
+            crate::net::http(LISTEN.parse().ok()?, "localhost", "/v1/health")
+                .ok()
+                .filter(|answer| answer.status == 200)
         });
     }
 
@@ -161,7 +173,8 @@ impl Lab {
 
     /// What the daemon has logged since its last start.
     pub fn daemon_log(&self) -> String {
-        std::fs::read_to_string(self.folder.path().join(format!("daemon-{}.log", self.starts))).unwrap_or_default()
+        std::fs::read_to_string(self.folder.path().join(format!("daemon-{}.log", self.starts)))
+            .unwrap_or_default()
     }
 
     /// A command line of `dormouse`, not yet started.
@@ -182,7 +195,12 @@ impl Lab {
     pub fn ok(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "dormouse {arguments:?}: {}\n{stderr}\n{}", output.status, self.daemon_log());
+        assert!(
+            output.status.success(),
+            "dormouse {arguments:?}: {}\n{stderr}\n{}",
+            output.status,
+            self.daemon_log()
+        );
         String::from_utf8(output.stdout).expect("text")
     }
 
@@ -190,7 +208,8 @@ impl Lab {
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
         let text = self.ok(&[arguments, &["--json"]].concat());
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("dormouse {arguments:?}: {error}: {text}"))
+        serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("dormouse {arguments:?}: {error}: {text}"))
     }
 
     /// Runs a shell line in a sandbox and answers its standard output, without the last line break.
@@ -232,7 +251,9 @@ impl Lab {
     pub fn events(&self, sandbox: &str, kind: &str) -> Vec<Value> {
         let text = self.ok(&["events", sandbox, "--json"]);
         let wanted = format!("sandbox.{kind}");
-        let events = text.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event per line"));
+        let events = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("an event per line"));
         events.filter(|event| kind.is_empty() || event["type"] == wanted.as_str()).collect()
     }
 
@@ -240,7 +261,8 @@ impl Lab {
     pub fn env(&self) -> Vec<(String, String)> {
         let shared = workspace().join("target/e2e");
         let path = |path: PathBuf| path.to_string_lossy().into_owned();
-        let or = |name: &str, default: PathBuf| std::env::var(name).unwrap_or_else(|_| path(default));
+        let or =
+            |name: &str, default: PathBuf| std::env::var(name).unwrap_or_else(|_| path(default));
         vec![
             ("DORMOUSE_DATA".to_owned(), path(self.data())),
             ("DORMOUSE_IMAGES".to_owned(), or("DORMOUSE_IMAGES", shared.join("images"))),
@@ -288,5 +310,6 @@ pub fn workspace() -> PathBuf {
 
 /// The program under test: `DORMOUSE_BIN`, or the one beside the test.
 fn dormouse() -> PathBuf {
-    std::env::var_os("DORMOUSE_BIN").map_or_else(|| workspace().join("target/debug/dormouse"), PathBuf::from)
+    std::env::var_os("DORMOUSE_BIN")
+        .map_or_else(|| workspace().join("target/debug/dormouse"), PathBuf::from)
 }

@@ -35,7 +35,11 @@ pub fn rules() -> String {
 #[track_caller]
 pub fn output(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().expect("program starts");
-    assert!(output.status.success(), "{program} {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{program} {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
@@ -64,10 +68,14 @@ impl Answer {
 pub fn http(server: SocketAddr, host: &str, path: &str) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(WAIT_MAX))?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes())?;
+    stream.write_all(
+        format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
+    )?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;
-    parse(&bytes).ok_or_else(|| std::io::Error::other(format!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes))))
+    parse(&bytes).ok_or_else(|| {
+        std::io::Error::other(format!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes)))
+    })
 }
 
 /// Follows a link that `dormouse link` printed.
@@ -89,7 +97,7 @@ pub fn split_link(link: &str) -> (String, SocketAddr) {
 #[track_caller]
 pub fn connect(address: &str, port: u16) -> TcpStream {
     let address = SocketAddr::new(address.parse().expect("an address"), port);
-    let stream = TcpStream::connect_timeout(&address, Duration::from_secs(60)).expect("connects");
+    let stream = TcpStream::connect_timeout(&address, Duration::from_mins(1)).expect("connects");
     stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
     stream.set_nodelay(true).expect("no delay");
     stream

@@ -12,7 +12,8 @@ pub fn qemus_below(folder: &Path) -> Vec<i32> {
         .filter(|pid: &i32| {
             let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             let line = String::from_utf8_lossy(&line);
-            line.split('\0').next().is_some_and(|program| program.contains("qemu-system")) && line.contains(&needle)
+            line.split('\0').next().is_some_and(|program| program.contains("qemu-system"))
+                && line.contains(&needle)
         })
         .collect();
     found.sort_unstable();
@@ -21,8 +22,9 @@ pub fn qemus_below(folder: &Path) -> Vec<i32> {
 
 /// Whether the process exists and is no zombie.
 pub fn alive(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z')))
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
+    })
 }
 
 /// Open descriptors of a process.
@@ -45,7 +47,9 @@ pub fn disk_use(folder: &Path) -> u64 {
         .flatten()
         .map(|entry| match entry.file_type() {
             Ok(kind) if kind.is_dir() => disk_use(&entry.path()),
-            Ok(kind) if kind.is_file() => entry.metadata().map_or(0, |metadata| metadata.blocks() * 512),
+            Ok(kind) if kind.is_file() => {
+                entry.metadata().map_or(0, |metadata| metadata.blocks() * 512)
+            }
             _ => 0,
         })
         .sum()

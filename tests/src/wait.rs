@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 /// The longest that any state is waited for: only a hang takes this long, even on a machine that does other work.
-pub const WAIT_MAX: Duration = Duration::from_secs(180);
+pub const WAIT_MAX: Duration = Duration::from_mins(3);
 
 /// How often a state is looked at.
 pub const LOOK_EVERY: Duration = Duration::from_millis(20);

@@ -42,7 +42,16 @@ impl Witness {
     /// Makes a sandbox with a witness in it.
     #[track_caller]
     pub fn create(lab: &Lab, sandbox: &str) -> Self {
-        lab.ok(&["sandboxes", "create", "--name", sandbox, "--sleep-after-seconds", "never", "--memory-mib", "256"]);
+        lab.ok(&[
+            "sandboxes",
+            "create",
+            "--name",
+            sandbox,
+            "--sleep-after-seconds",
+            "never",
+            "--memory-mib",
+            "256",
+        ]);
         lab.write_file(sandbox, "/work/witness.py", PROGRAM);
         lab.ok(&["exec", sandbox, "--background", "--", "python3", "/work/witness.py"]);
         let address = lab.view(sandbox)["address"].as_str().expect("an address").to_owned();
@@ -58,22 +67,30 @@ impl Witness {
     /// Asks again (which wakes it): the same process must answer, with a memory that went forward.
     #[track_caller]
     pub fn check(&mut self) {
-        let (nonce, count) = until(&format!("the witness in {} answers", self.sandbox), || ask(&self.address));
+        let (nonce, count) =
+            until(&format!("the witness in {} answers", self.sandbox), || ask(&self.address));
         assert_eq!(nonce, self.nonce, "{}: another process answered", self.sandbox);
-        assert!(count >= self.count, "{}: an older memory answered: {count} after {}", self.sandbox, self.count);
+        assert!(
+            count >= self.count,
+            "{}: an older memory answered: {count} after {}",
+            self.sandbox,
+            self.count
+        );
         self.count = count;
     }
 }
 
 fn ask(address: &str) -> Option<(String, u64)> {
     let address = format!("{address}:7000").parse().ok()?;
-    let mut stream = TcpStream::connect_timeout(&address, std::time::Duration::from_secs(30)).ok()?;
-    stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).ok()?;
+    let mut stream =
+        TcpStream::connect_timeout(&address, std::time::Duration::from_secs(30)).ok()?;
+    stream.set_read_timeout(Some(std::time::Duration::from_mins(1))).ok()?;
     stream.flush().ok()?;
     let mut text = String::new();
     stream.read_to_string(&mut text).ok()?;
     let mut words = text.split_whitespace();
-    let (nonce, count, whole) = (words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?);
+    let (nonce, count, whole) =
+        (words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?);
     assert_eq!(whole, "True", "the witness's memory is damaged");
     Some((nonce, count))
 }

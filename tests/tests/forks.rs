@@ -49,7 +49,8 @@ fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
         lab.ok(&["exec", "parent", "--background", "--", "python3", "/work/echo.py"]);
         lab.sh("parent", "until test -e /work/drawn.parent; do sleep 0.1; done");
         let address = lab.view("parent")["address"].as_str().expect("an address").to_owned();
-        let mut stream = until("the echo server listens", || TcpStream::connect((address.as_str(), 7000)).ok());
+        let mut stream =
+            until("the echo server listens", || TcpStream::connect((address.as_str(), 7000)).ok());
         stream.set_read_timeout(Some(e2e::wait::WAIT_MAX)).expect("time-out set");
         let mut echo = |byte: u8| {
             stream.write_all(&[byte]).expect("sent");
@@ -70,11 +71,21 @@ fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
             }
             let name = format!("fork{number}");
             lab.ok(&["fork", "parent", "--name", &name]);
-            let first = lab.sh(&name, &format!("until test -s /work/drawn.{name}; do sleep 0.1; done; cat /work/drawn.{name}"));
+            let first = lab.sh(
+                &name,
+                &format!(
+                    "until test -s /work/drawn.{name}; do sleep 0.1; done; cat /work/drawn.{name}"
+                ),
+            );
             for part in first.split(' ') {
                 assert!(drawn.insert(part.to_owned()), "{name} drew {part}, as another did");
             }
-            let facts = ["cat /etc/machine-id", "hostname", "cat /sys/class/net/eth0/address", "ip -4 -o addr show eth0 | awk '{print $4}'"];
+            let facts = [
+                "cat /etc/machine-id",
+                "hostname",
+                "cat /sys/class/net/eth0/address",
+                "ip -4 -o addr show eth0 | awk '{print $4}'",
+            ];
             for (set, fact) in who.iter_mut().zip(facts) {
                 let value = lab.sh(&name, fact);
                 assert!(!value.is_empty(), "{name}: {fact}");
@@ -82,7 +93,10 @@ fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
             }
             // Its copy of the parent's connection is gone; the parent's goes on.
             let end = lab.sh(&name, "until test -s /work/end; do sleep 0.1; done; cat /work/end");
-            assert!(end.contains("Connection") || end == "closed" || end.contains("Timeout"), "{name}: {end}");
+            assert!(
+                end.contains("Connection") || end == "closed" || end.contains("Timeout"),
+                "{name}: {end}"
+            );
             echo(u8::try_from(number).unwrap_or(7));
         }
         assert_eq!(lab.sh("parent", "test -e /work/end && echo ended || echo goes on"), "goes on");

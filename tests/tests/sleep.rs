@@ -44,7 +44,11 @@ struct Footprint {
 }
 
 fn footprint(lab: &Lab) -> Footprint {
-    Footprint { qemus: proc::qemus_below(&lab.data()).len(), taps: net::taps(), rules: net::rules() }
+    Footprint {
+        qemus: proc::qemus_below(&lab.data()).len(),
+        taps: net::taps(),
+        rules: net::rules(),
+    }
 }
 
 #[test]
@@ -67,26 +71,43 @@ fn s07_nothing_is_lost_over_many_sleeps_in_both_tiers() {
             let tier = if cycle % 2 == 0 { "memory" } else { "disk" };
             lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
             let view = lab.view("web");
-            assert_eq!((&view["status"], &view["sleep_tier"]), (&"sleeping".into(), &tier.into()), "cycle {cycle}: {view}");
+            assert_eq!(
+                (&view["status"], &view["sleep_tier"]),
+                (&"sleeping".into(), &tier.into()),
+                "cycle {cycle}: {view}"
+            );
             let mut bytes = [0; 64];
-            rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).expect("random bytes");
+            rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+                .expect("random bytes");
             // The connection itself wakes it.
             assert_eq!(ask(&mut stream, &bytes), first, "cycle {cycle}: another process answered");
             lab.sh("web", &format!("echo {cycle} >> /work/lines"));
-            expected.push_str(&format!("{cycle}\n"));
+            expected.push_str(&cycle.to_string());
+            expected.push('\n');
         }
         assert_eq!(lab.sh("web", "cat /work/lines"), expected.trim_end());
         assert_eq!(lab.view("web")["id"], id);
         assert_eq!(lab.ok(&["link", "web", "7000"]), link);
 
         let slept = lab.events("web", "slept");
-        let of_tier = |tier: &str| slept.iter().filter(|event| event["data"]["tier"] == tier).count() as u32;
-        assert_eq!((of_tier("memory"), of_tier("disk")), (cycles().div_ceil(2), cycles() / 2), "sleeps in the timeline");
+        let of_tier =
+            |tier: &str| slept.iter().filter(|event| event["data"]["tier"] == tier).count();
+        assert_eq!(
+            (of_tier("memory"), of_tier("disk")),
+            (cycles().div_ceil(2) as usize, cycles() as usize / 2),
+            "sleeps in the timeline"
+        );
         let after = footprint(lab);
         println!("before {before:?}\nafter {after:?}");
-        println!("open files {open_before} -> {}, disk {} MiB", proc::open_files(lab.daemon_pid()), proc::disk_use(Path::new(&lab.data())) >> 20);
+        println!(
+            "open files {open_before} -> {}, disk {} MiB",
+            proc::open_files(lab.daemon_pid()),
+            proc::disk_use(Path::new(&lab.data())) >> 20
+        );
         assert_eq!(after, before, "processes, taps and rules");
-        until("no descriptor leaks", || (proc::open_files(lab.daemon_pid()) <= open_before + 2).then_some(()));
+        until("no descriptor leaks", || {
+            (proc::open_files(lab.daemon_pid()) <= open_before + 2).then_some(())
+        });
     });
 }
 
@@ -120,7 +141,15 @@ fn s02_a_silent_command_that_is_waited_for_keeps_it_awake() {
 fn s02_computing_keeps_it_awake_and_the_reason_is_named() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "1"]);
-        lab.ok(&["exec", "web", "--background", "--", "sh", "-c", "while ! test -e /work/stop; do :; done"]);
+        lab.ok(&[
+            "exec",
+            "web",
+            "--background",
+            "--",
+            "sh",
+            "-c",
+            "while ! test -e /work/stop; do :; done",
+        ]);
         until("the reason is its computing", || {
             let view = lab.view("web");
             assert_eq!(view["status"], "running", "{view}");
@@ -144,11 +173,17 @@ fn s05_sleeps_when_asked_and_s09_says_how() {
             assert_eq!(proc::qemus_below(&lab.data()).len(), usize::from(tier == "memory"));
             lab.sh("web", "true");
         }
+        // From memory to disk when asked, without waking.
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "memory"]);
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        assert_eq!(lab.view("web")["sleep_tier"], "disk");
+        assert_eq!(lab.events("web", "woke").len(), 2, "it was not woken for that");
+        lab.sh("web", "true");
         // From memory on to disk, by itself, without waking.
         lab.ok(&["sandboxes", "update", "web", "--memory-tier-seconds", "1"]);
         lab.ok(&["sandboxes", "sleep", "web", "--tier", "memory"]);
         until("it moves to disk", || (lab.view("web")["sleep_tier"] == "disk").then_some(()));
-        assert_eq!(lab.events("web", "woke").len(), 2, "it was not woken for that");
+        assert_eq!(lab.events("web", "woke").len(), 3, "it was not woken for that");
         assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
     });
 }

@@ -5,14 +5,34 @@ use e2e::{isolated, net, test_name, until};
 
 /// Seconds since 1970, by this machine.
 fn now() -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs_f64()
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .expect("after 1970")
+        .as_secs_f64()
 }
 
 fn a_long_sleep_ends_on_waking(name: &str, tier: &'static str) {
     isolated(name, |lab| {
         // Timers neither wake it nor keep it awake where awake ports decide, so nothing but the request ends this sleep.
-        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never", "--awake-port", "9222"]);
-        lab.ok(&["exec", "web", "--background", "--", "sh", "-c", "sleep 40; date +%s.%N > /work/end"]);
+        lab.ok(&[
+            "sandboxes",
+            "create",
+            "--name",
+            "web",
+            "--sleep-after-seconds",
+            "never",
+            "--awake-port",
+            "9222",
+        ]);
+        lab.ok(&[
+            "exec",
+            "web",
+            "--background",
+            "--",
+            "sh",
+            "-c",
+            "sleep 40; date +%s.%N > /work/end",
+        ]);
         let begun = now();
         until("5 s have passed", || (now() - begun >= 5.0).then_some(()));
         lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
@@ -20,12 +40,20 @@ fn a_long_sleep_ends_on_waking(name: &str, tier: &'static str) {
         let before = now();
         let guest: f64 = lab.sh("web", "date +%s.%N").parse().expect("a time");
         let after = now();
-        assert!(guest > before - 0.1 && guest < after + 0.1, "wall clock: {before} {guest} {after}");
-        let end: f64 = until("the program has ended", || lab.sh("web", "cat /work/end 2>/dev/null || true").parse().ok());
+        assert!(
+            guest > before - 0.1 && guest < after + 0.1,
+            "wall clock: {before} {guest} {after}"
+        );
+        let end: f64 = until("the program has ended", || {
+            lab.sh("web", "cat /work/end 2>/dev/null || true").parse().ok()
+        });
         let woke = lab.events("web", "woke");
         assert_eq!(woke.len(), 1, "no other wake: {woke:?}");
         let slept_ms = woke[0]["data"]["slept_ms"].as_f64().expect("how long it slept");
-        println!("{tier}: asleep {slept_ms} ms; ended {:.3} s after the wake was asked for", end - before);
+        println!(
+            "{tier}: asleep {slept_ms} ms; ended {:.3} s after the wake was asked for",
+            end - before
+        );
         assert!(slept_ms >= 35_000.0, "asleep for {slept_ms} ms");
         assert!(end > before - 0.1 && end < after + 5.0, "ended at {end}, woken at {before}");
     });
@@ -46,15 +74,34 @@ fn s03_a_timer_fires_on_time_though_it_sleeps() {
     isolated(test_name!(), |lab| {
         for (tier, seconds) in [("memory", "300"), ("disk", "0")] {
             let name = format!("t-{tier}");
-            let args = ["sandboxes", "create", "--name", &name, "--sleep-after-seconds", "2", "--memory-tier-seconds", seconds];
+            let args = [
+                "sandboxes",
+                "create",
+                "--name",
+                &name,
+                "--sleep-after-seconds",
+                "2",
+                "--memory-tier-seconds",
+                seconds,
+            ];
             lab.ok(&args);
             let begun = now();
-            lab.ok(&["exec", &name, "--background", "--", "sh", "-c", "sleep 20; date +%s.%N > /work/end"]);
+            lab.ok(&[
+                "exec",
+                &name,
+                "--background",
+                "--",
+                "sh",
+                "-c",
+                "sleep 20; date +%s.%N > /work/end",
+            ]);
             let view = lab.wait_status(&name, "sleeping");
             assert_eq!(view["sleep_tier"], tier, "{view}");
             let woke = until("it wakes by itself", || lab.events(&name, "woke").first().cloned());
             assert_eq!(woke["data"]["cause"], "timer", "{woke}");
-            let end: f64 = until("the program has ended", || lab.sh(&name, "cat /work/end 2>/dev/null || true").parse().ok());
+            let end: f64 = until("the program has ended", || {
+                lab.sh(&name, "cat /work/end 2>/dev/null || true").parse().ok()
+            });
             let late = end - begun - 20.0;
             println!("{tier}: fired {late:.3} s after 20 s");
             assert!(late > -0.5 && late < 10.0, "{tier}: {late} s late");
@@ -69,11 +116,21 @@ fn s08_a_request_that_woke_it_says_how_long_that_took() {
         lab.ok(&["sandboxes", "create", "--name", "web"]);
         lab.ok(&["exec", "web", "--background", "--", "python3", "-c", LISTEN, "0.0.0.0", "8000"]);
         let link = lab.ok(&["link", "web", "8000"]);
-        until("the server listens", || net::follow(&link).ok().filter(|answer| answer.status == 200));
+        until("the server listens", || {
+            net::follow(&link).ok().filter(|answer| answer.status == 200)
+        });
         lab.ok(&["sandboxes", "sleep", "web"]);
         let answer = net::follow(&link).expect("answered");
         let timing = answer.header("server-timing").unwrap_or_else(|| panic!("{answer:?}"));
-        let ms: f64 = timing.split("wake;dur=").nth(1).expect("wake").split([',', ';']).next().expect("ms").parse().expect("a number");
+        let ms: f64 = timing
+            .split("wake;dur=")
+            .nth(1)
+            .expect("wake")
+            .split([',', ';'])
+            .next()
+            .expect("ms")
+            .parse()
+            .expect("a number");
         assert!(ms > 0.0);
         let awake = net::follow(&link).expect("answered");
         assert_eq!(awake.header("server-timing"), None, "it was awake");

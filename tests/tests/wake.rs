@@ -13,7 +13,9 @@ fn counter(lab: &Lab, name: &str) -> String {
     lab.ok(&["exec", name, "--background", "--", "python3", "/work/counter/server.py", "8000"]);
     let link = lab.ok(&["link", name, "8000"]).trim().to_owned();
     // On a busy machine Python may take longer to start than a closed port is tried.
-    let answer = until("the counter listens", || net::follow(&link).ok().filter(|answer| answer.status == 200));
+    let answer = until("the counter listens", || {
+        net::follow(&link).ok().filter(|answer| answer.status == 200)
+    });
     assert_eq!(answer.body.trim(), "1", "{answer:?}");
     link
 }
@@ -34,11 +36,15 @@ fn s08_fifty_requests_at_once_wake_it_once() {
                 })
             })
             .collect();
-        let answers: Vec<_> = threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
-        let mut numbers: Vec<u32> = answers.iter().map(|answer| answer.body.trim().parse().expect("a number")).collect();
+        let answers: Vec<_> =
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).collect();
+        let mut numbers: Vec<u32> =
+            answers.iter().map(|answer| answer.body.trim().parse().expect("a number")).collect();
         numbers.sort_unstable();
         assert_eq!(numbers, (2..52).collect::<Vec<u32>>());
-        assert!(answers.iter().any(|answer| answer.header("server-timing").is_some_and(|value| value.contains("wake;dur="))));
+        assert!(answers.iter().any(|answer| {
+            answer.header("server-timing").is_some_and(|value| value.contains("wake;dur="))
+        }));
         assert_eq!(lab.events("web", "woke").len(), 1, "{:?}", lab.events("web", ""));
         assert_eq!(proc::qemus_below(&lab.data()).len(), 1);
     });
@@ -86,23 +92,39 @@ fn s08_reading_and_listing_wake_nothing_and_hold_nothing_awake() {
     });
 }
 
+/// Something that needs the guest.
+type Call = Box<dyn Fn(&Lab)>;
+
 #[test]
 fn s08_every_kind_of_call_wakes_it() {
     isolated(test_name!(), |lab| {
         let link = counter(lab, "web");
         lab.sh("web", "echo text > /work/file");
-        let calls: [(&str, Box<dyn Fn(&Lab)>); 5] = [
+        let calls: [(&str, Call); 5] = [
             ("command", Box::new(|lab| assert_eq!(lab.sh("web", "cat /work/file"), "text"))),
-            ("file read", Box::new(|lab| assert_eq!(lab.ok(&["files", "cat", "web:/work/file"]), "text\n"))),
+            (
+                "file read",
+                Box::new(|lab| assert_eq!(lab.ok(&["files", "cat", "web:/work/file"]), "text\n")),
+            ),
             ("file write", Box::new(|lab| lab.write_file("web", "/work/other", "more"))),
-            ("list of files", Box::new(|lab| assert!(lab.ok(&["files", "ls", "web:/work"]).contains("other")))),
-            ("request", Box::new(move |_| assert_eq!(net::follow(&link).expect("answered").status, 200))),
+            (
+                "list of files",
+                Box::new(|lab| assert!(lab.ok(&["files", "ls", "web:/work"]).contains("other"))),
+            ),
+            (
+                "request",
+                Box::new(move |_| assert_eq!(net::follow(&link).expect("answered").status, 200)),
+            ),
         ];
         for (number, (what, call)) in calls.iter().enumerate() {
             let tier = if number % 2 == 0 { "disk" } else { "memory" };
             lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
             call(lab);
-            assert_eq!(lab.events("web", "woke").len(), number + 1, "a {what} wakes it from {tier}");
+            assert_eq!(
+                lab.events("web", "woke").len(),
+                number + 1,
+                "a {what} wakes it from {tier}"
+            );
         }
     });
 }

@@ -64,7 +64,11 @@ pub(crate) async fn run(app: &App) -> Result<(), Failure> {
 
 /// Deletes for good. The row goes last: until then the name is taken, and a crash goes on here.
 pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
-    app.catalogue().set_state(&entry.id, State::Deleting).await?;
+    // A full disk refuses even this, and must not keep anything from being deleted: the host takes note too, and has room
+    // for it kept aside.
+    if let Err(error) = app.catalogue().set_state(&entry.id, State::Deleting).await {
+        tracing::warn!(sandbox = %entry.id, ?error, "deletion not noted in the catalogue");
+    }
     app.host().delete(&entry.id).await?;
     app.catalogue().remove(&entry.id).await
 }

@@ -55,19 +55,26 @@ pub fn since_boot_ms() -> u64 {
 
 /// Milliseconds of the wall clock since 1970.
 pub fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 /// A wall-clock time in milliseconds as RFC 3339 in UTC.
 pub fn rfc3339(unix_ms: u64) -> String {
     let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
-    jiff::Timestamp::from_millisecond(ms).map_or_else(|_| String::new(), |time| format!("{time:.3}"))
+    jiff::Timestamp::from_millisecond(ms)
+        .map_or_else(|_| String::new(), |time| format!("{time:.3}"))
 }
 
 /// The wall-clock time of a moment of the boot clock, as it stands now.
 pub fn boot_to_unix_ms(boot_ms: u64) -> u64 {
     let (now_boot, now_unix) = (since_boot_ms(), unix_ms());
-    if boot_ms >= now_boot { now_unix + (boot_ms - now_boot) } else { now_unix.saturating_sub(now_boot - boot_ms) }
+    if boot_ms >= now_boot {
+        now_unix + (boot_ms - now_boot)
+    } else {
+        now_unix.saturating_sub(now_boot - boot_ms)
+    }
 }
 
 fn millis(seconds: i64, nanos: i64) -> u64 {
@@ -104,7 +111,10 @@ mod tests {
 
     #[test]
     fn times_are_written_in_utc_with_milliseconds() {
-        assert_eq!(rfc3339(1_796_083_200_123), "2026-11-30T12:00:00.123Z".replace("12:00", &rfc3339(1_796_083_200_123)[11..16]));
+        assert_eq!(
+            rfc3339(1_796_083_200_123),
+            "2026-11-30T12:00:00.123Z".replace("12:00", &rfc3339(1_796_083_200_123)[11..16])
+        );
         assert_eq!(rfc3339(0), "1970-01-01T00:00:00.000Z");
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::{broadcast, mpsc};
 use vmm::qemu::{DiscoverError, Known, Places};
 use vmm::{Account, MachineSpec, Outlets, Qemu};
 
-use crate::ground::Ground;
+use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
 use crate::network::{Network, Subnet};
 use crate::recovery;
@@ -81,7 +81,9 @@ impl Daemon {
             }
         };
         let fingerprint = qemu.fingerprint(&any_machine());
+        let disk_low = watch_disk(settings.sandboxes_dir());
         let ground = Arc::new(Ground {
+            disk_low,
             settings,
             qemu,
             fingerprint,
@@ -93,7 +95,8 @@ impl Daemon {
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
         let found = recovery::recover(&ground, &events, &gone).await?;
         let sandboxes = RwLock::new(found);
-        let daemon = Arc::new(Self { ground, network, events, gone, sandboxes, _dns: dns, _lock: lock });
+        let daemon =
+            Arc::new(Self { ground, network, events, gone, sandboxes, _dns: dns, _lock: lock });
         let weak = Arc::downgrade(&daemon);
         tokio::spawn(async move {
             while let Some(id) = gone_inbox.recv().await {
@@ -106,19 +109,26 @@ impl Daemon {
 
     /// Makes the template of the default image and size, so that the first sandbox does not wait for it.
     pub async fn prepare_template(&self) -> Result<(), ApiError> {
-        let image = self.ground.image(crate::images::DEFAULT_NAME).map_err(|error| image_error(&error))?;
+        let image =
+            self.ground.image(crate::images::DEFAULT_NAME).map_err(|error| image_error(&error))?;
         let memory_mib = api::sandbox::MEMORY_MIB_DEFAULT;
         let made = self.ground.templates.get(&self.ground, &image, 1, memory_mib).await;
         made.map(drop).map_err(|error| {
             tracing::error!(error = chain(&error), "no template");
-            ApiError::new(Code::Internal, format!("the template could not be made: {}", chain(&error)))
+            ApiError::new(
+                Code::Internal,
+                format!("the template could not be made: {}", chain(&error)),
+            )
         })
     }
 
     /// A sandbox's handle.
     pub(crate) fn handle(&self, id: &SandboxId) -> Result<Handle, ApiError> {
         let sandboxes = self.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
-        sandboxes.get(id).cloned().ok_or_else(|| ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`")))
+        sandboxes
+            .get(id)
+            .cloned()
+            .ok_or_else(|| ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`")))
     }
 
     /// All handles, in no order.
@@ -126,7 +136,9 @@ impl Daemon {
         self.sandboxes.read().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    pub(crate) fn sandboxes_mut(&self) -> std::sync::RwLockWriteGuard<'_, HashMap<SandboxId, Handle>> {
+    pub(crate) fn sandboxes_mut(
+        &self,
+    ) -> std::sync::RwLockWriteGuard<'_, HashMap<SandboxId, Handle>> {
         self.sandboxes.write().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -150,13 +162,16 @@ fn prepare_folders(settings: &Settings) -> Result<File, StartError> {
     for dir in [&settings.data, &settings.sandboxes_dir(), &settings.templates_dir()] {
         std::fs::create_dir_all(dir).map_err(fail("make folder", dir))?;
         // Guests' accounts pass through to their own files, and see nothing on the way.
-        std::fs::set_permissions(dir, Permissions::from_mode(0o711)).map_err(fail("set permissions of", dir))?;
+        std::fs::set_permissions(dir, Permissions::from_mode(0o711))
+            .map_err(fail("set permissions of", dir))?;
     }
     let path = settings.data.join("daemon.lock");
     let lock = File::create(&path).map_err(fail("make", &path))?;
     match lock.try_lock() {
         Ok(()) => Ok(lock),
-        Err(std::fs::TryLockError::WouldBlock) => Err(StartError::Taken(settings.data.display().to_string())),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(StartError::Taken(settings.data.display().to_string()))
+        }
         Err(std::fs::TryLockError::Error(source)) => Err(fail("lock", &path)(source)),
     }
 }
@@ -175,7 +190,11 @@ async fn discover(settings: &Settings) -> Result<Qemu, StartError> {
     let qemu = qemu.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()))?;
     if *qemu.known() != before {
         let text = serde_json::to_vec_pretty(qemu.known()).map_err(io::Error::from);
-        let fail = |source| StartError::Folder { doing: "write", path: path.display().to_string(), source };
+        let fail = |source| StartError::Folder {
+            doing: "write",
+            path: path.display().to_string(),
+            source,
+        };
         let text = text.map_err(fail)?;
         if let Err(error) = vmm::files::replace(&path, &text) {
             tracing::warn!(error = chain(&error), "what is known of QEMU was not kept");

@@ -11,7 +11,8 @@ use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
 use crate::guest::{
-    Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, GuestError, GuestLink, Program, Stdin, Stream, Which,
+    Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, GuestError, GuestLink,
+    Program, Stdin, Stream, Which,
 };
 
 /// Longest command line, bytes: the kernel's own limit for one argument is 128 KiB.
@@ -27,17 +28,22 @@ const OURS: &str = "dormouse";
 const OUTPUT_BACKLOG: usize = 16;
 
 /// A request, checked, as the guest agent takes it.
-pub(crate) fn spec(request: &ExecRequest, sandbox_env: &BTreeMap<String, String>) -> Result<ExecSpec, ApiError> {
+pub(crate) fn spec(
+    request: &ExecRequest,
+    sandbox_env: &BTreeMap<String, String>,
+) -> Result<ExecSpec, ApiError> {
     let program = match (&request.argv, &request.command) {
         (Some(argv), None) => {
             if argv.first().is_none_or(String::is_empty) {
-                return Err(ApiError::invalid("argv", "`argv` must begin with a program").hint(r#"such as ["ls", "-l"]"#));
+                return Err(ApiError::invalid("argv", "`argv` must begin with a program")
+                    .hint(r#"such as ["ls", "-l"]"#));
             }
             Program::Argv(argv.clone())
         }
         (None, Some(line)) => {
             if line.trim().is_empty() {
-                return Err(ApiError::invalid("command", "`command` is empty").hint("such as `ls -l | wc -l`"));
+                return Err(ApiError::invalid("command", "`command` is empty")
+                    .hint("such as `ls -l | wc -l`"));
             }
             Program::Shell(line.clone())
         }
@@ -72,16 +78,18 @@ pub(crate) fn spec(request: &ExecRequest, sandbox_env: &BTreeMap<String, String>
 }
 
 /// Starts a command: in the default folder if none was asked for and the guest has it.
-pub(crate) async fn start(link: &GuestLink, request: &ExecRequest, env: &BTreeMap<String, String>) -> Result<Exec, ApiError> {
+pub(crate) async fn start(
+    link: &GuestLink,
+    request: &ExecRequest,
+    env: &BTreeMap<String, String>,
+) -> Result<Exec, ApiError> {
     let mut spec = spec(request, env)?;
     let asked = spec.cwd.is_some();
     if !asked {
         spec.cwd = Some(CWD_DEFAULT.to_owned());
     }
     let mut started = link.exec_start(spec.clone()).await;
-    if !asked
-        && let Err(GuestError::Failed(Failure { code: FailureCode::BadCwd, .. })) = &started
-    {
+    if !asked && let Err(GuestError::Failed(Failure { code: FailureCode::BadCwd, .. })) = &started {
         spec.cwd = None;
         started = link.exec_start(spec).await;
     }
@@ -99,7 +107,10 @@ pub(crate) async fn start(link: &GuestLink, request: &ExecRequest, env: &BTreeMa
             Err(error) => return Err(guest_error(error)),
         }
     }
-    let command = request.argv.as_ref().map_or_else(|| request.command.clone().unwrap_or_default(), |argv| argv.join(" "));
+    let command = request
+        .argv
+        .as_ref()
+        .map_or_else(|| request.command.clone().unwrap_or_default(), |argv| argv.join(" "));
     Ok(Exec {
         exec_id: started.id.to_string(),
         pid: started.pid,
@@ -112,11 +123,18 @@ pub(crate) async fn start(link: &GuestLink, request: &ExecRequest, env: &BTreeMa
 }
 
 fn is_closed(error: &GuestError) -> bool {
-    matches!(error, GuestError::Failed(Failure { code: FailureCode::StdinClosed | FailureCode::Ended, .. }))
+    matches!(
+        error,
+        GuestError::Failed(Failure { code: FailureCode::StdinClosed | FailureCode::Ended, .. })
+    )
 }
 
 /// Runs a shell line to its end, its output unread.
-pub(crate) async fn run_to_end(link: &GuestLink, line: &str, limit: Duration) -> Result<Ended, GuestError> {
+pub(crate) async fn run_to_end(
+    link: &GuestLink,
+    line: &str,
+    limit: Duration,
+) -> Result<Ended, GuestError> {
     let mut spec = ExecSpec::shell(line);
     spec.name = Some(OURS.to_owned());
     spec.timeout_ms = Some(u64::try_from(limit.as_millis()).unwrap_or(u64::MAX));
@@ -173,9 +191,12 @@ pub(crate) fn output(
         (Some(_), Some(_)) => Which::Both,
         (Some(_), None) => Which::Stdout,
         (None, Some(_)) => Which::Stderr,
-        (None, None) => return Err(ApiError::invalid("stream", "choose `stdout`, `stderr` or both")),
+        (None, None) => {
+            return Err(ApiError::invalid("stream", "choose `stdout`, `stderr` or both"));
+        }
     };
-    let position = wire::OutputFrom { stdout: from.stdout.unwrap_or(0), stderr: from.stderr.unwrap_or(0) };
+    let position =
+        wire::OutputFrom { stdout: from.stdout.unwrap_or(0), stderr: from.stderr.unwrap_or(0) };
     let mut chunks = link.exec_output(id, which, position, from.follow).map_err(guest_error)?;
     let (events, receiver) = mpsc::channel(OUTPUT_BACKLOG);
     tokio::spawn(async move {
@@ -195,7 +216,11 @@ pub(crate) fn output(
             }
         }
         if from.follow {
-            let event = link.exec_wait(id).await.map(|ended| OutputEvent::Exit(exit(ended))).map_err(guest_error);
+            let event = link
+                .exec_wait(id)
+                .await
+                .map(|ended| OutputEvent::Exit(exit(ended)))
+                .map_err(guest_error);
             // The reader may have gone away.
             let _ = events.send(event).await;
         }
@@ -210,11 +235,11 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
         GuestError::Failed(failure) => {
             let code = match failure.code {
                 FailureCode::NotFound | FailureCode::UnknownExec => Code::NotFound,
-                FailureCode::NotADirectory | FailureCode::IsADirectory | FailureCode::NotEmpty | FailureCode::Symlink => {
-                    Code::WrongFileType
-                }
+                FailureCode::NotADirectory
+                | FailureCode::IsADirectory
+                | FailureCode::NotEmpty
+                | FailureCode::Symlink => Code::WrongFileType,
                 FailureCode::Permission | FailureCode::ReadOnly => Code::PermissionDenied,
-                FailureCode::Exists => Code::Exists,
                 FailureCode::NoSpace => Code::NoSpace,
                 FailureCode::Invalid
                 | FailureCode::UnknownUser
@@ -225,15 +250,22 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
                 FailureCode::Refused => Code::PortClosed,
                 FailureCode::TooLarge => Code::TooLarge,
                 FailureCode::TooMany | FailureCode::NoResources => Code::NoCapacity,
-                FailureCode::StdinClosed | FailureCode::Ended | FailureCode::Busy => Code::Exists,
-                FailureCode::Unsupported | FailureCode::Io | FailureCode::Other(_) => Code::Internal,
+                FailureCode::Exists
+                | FailureCode::StdinClosed
+                | FailureCode::Ended
+                | FailureCode::Busy => Code::Exists,
+                FailureCode::Unsupported | FailureCode::Io | FailureCode::Other(_) => {
+                    Code::Internal
+                }
             };
             let mut public = ApiError::new(code, failure.message.clone());
             public.field.clone_from(&failure.field);
             public
         }
-        GuestError::Gone { .. } => ApiError::new(Code::CommandLost, "the sandbox's machine ended before this did")
-            .hint("what was written to its disk is there; its events say how the machine ended"),
+        GuestError::Gone { .. } => {
+            ApiError::new(Code::CommandLost, "the sandbox's machine ended before this did")
+                .hint("what was written to its disk is there; its events say how the machine ended")
+        }
         GuestError::Busy => ApiError::new(Code::NoCapacity, error.to_string()),
         GuestError::TimedOut { .. } => ApiError::new(Code::Timeout, error.to_string()),
         _ => {
@@ -246,7 +278,9 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
 /// As [`guest_error`], for a program that could not be started.
 pub(crate) fn start_error(error: ApiError) -> ApiError {
     match error.code {
-        Code::NotFound | Code::PermissionDenied | Code::WrongFileType => ApiError { code: Code::CannotStart, ..error },
+        Code::NotFound | Code::PermissionDenied | Code::WrongFileType => {
+            ApiError { code: Code::CannotStart, ..error }
+        }
         _ => error,
     }
 }

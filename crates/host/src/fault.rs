@@ -45,5 +45,9 @@ pub(crate) fn point(name: &'static str) {
 fn read() -> Option<Planted> {
     let text = std::env::var(VARIABLE).ok()?;
     let (point, nth) = text.split_once(':').unwrap_or((&text, "1"));
-    Some(Planted { point: point.to_owned(), nth: nth.parse().unwrap_or(1), passed: AtomicU32::new(0) })
+    Some(Planted {
+        point: point.to_owned(),
+        nth: nth.parse().unwrap_or(1),
+        passed: AtomicU32::new(0),
+    })
 }

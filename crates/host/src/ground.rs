@@ -1,7 +1,9 @@
 //! What all sandboxes of a host stand on.
 
 use std::path::Path;
+use std::time::Duration;
 
+use tokio::sync::watch;
 use vmm::{Fingerprint, Qemu};
 
 use crate::images::{self, Image, ImageError};
@@ -20,13 +22,19 @@ pub(crate) struct Ground {
     pub(crate) subnet: Subnet,
     pub(crate) slots: Slots,
     pub(crate) templates: Templates,
+    /// Whether the disk is so full that running guests must stand still.
+    pub(crate) disk_low: watch::Receiver<bool>,
 }
 
 impl Ground {
     /// The image that a name stands for.
     pub(crate) fn image(&self, name: &str) -> Result<Image, ImageError> {
         let dir = self.settings.images_dir();
-        if name == images::DEFAULT_NAME { images::find_default(&dir) } else { images::find(&dir, &name.parse()?) }
+        if name == images::DEFAULT_NAME {
+            images::find_default(&dir)
+        } else {
+            images::find(&dir, &name.parse()?)
+        }
     }
 
     /// The image with this digest.
@@ -39,7 +47,37 @@ impl Ground {
 pub(crate) const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
 /// Least free space, bytes, for letting a guest go on.
-pub(crate) const FREE_BYTES_TO_WAKE: u64 = 32 * 1024 * 1024;
+pub(crate) const FREE_BYTES_TO_WAKE: u64 = 128 * 1024 * 1024;
+
+/// Below so many free bytes running guests are made to stand still: one that touches a new page of its memory and finds no
+/// room for it on the disk would die.
+pub(crate) const FREE_BYTES_TO_RUN: u64 = 64 * 1024 * 1024;
+
+/// How often the disk is looked at. A disk of 300 MB/s fills what is kept free in about that time.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Watches the free space of the data folder; `true`: running guests must stand still. Ends with the last receiver.
+pub(crate) fn watch_disk(dir: std::path::PathBuf) -> watch::Receiver<bool> {
+    let (low, seen) = watch::channel(false);
+    tokio::spawn(async move {
+        while !low.is_closed() {
+            match free_bytes(&dir) {
+                Ok(free) => {
+                    // Not on and off around one number.
+                    let limit = if *low.borrow() { FREE_BYTES_TO_WAKE } else { FREE_BYTES_TO_RUN };
+                    let is_low = free < limit;
+                    low.send_if_modified(|was| std::mem::replace(was, is_low) != is_low);
+                }
+                Err(error) => tracing::warn!(%error, dir = %dir.display(), "free space not known"),
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    });
+    seen
+}
+
+/// Least free space, bytes, for putting a guest to sleep on disk: what it has not yet written, and its state.
+pub(crate) const FREE_BYTES_TO_SLEEP: u64 = 16 * 1024 * 1024;
 
 /// Free bytes of the file system below a path.
 pub(crate) fn free_bytes(path: &Path) -> std::io::Result<u64> {

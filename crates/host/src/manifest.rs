@@ -198,16 +198,20 @@ pub enum ManifestError {
 pub fn read(path: &Path) -> Result<Manifest, ManifestError> {
     let length = match std::fs::metadata(path) {
         Ok(metadata) => metadata.len(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(ManifestError::Missing),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(ManifestError::Missing);
+        }
         Err(error) => return Err(ManifestError::Read(error)),
     };
     if length > BYTES_MAX {
         return Err(ManifestError::Damaged(format!("{length} bytes long")));
     }
     let bytes = std::fs::read(path).map_err(ManifestError::Read)?;
-    let mut envelope: Value =
-        serde_json::from_slice(&bytes).map_err(|error| ManifestError::Damaged(error.to_string()))?;
-    let format = envelope["format"].as_u64().ok_or_else(|| ManifestError::Damaged("no format".to_owned()))?;
+    let mut envelope: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| ManifestError::Damaged(error.to_string()))?;
+    let format = envelope["format"]
+        .as_u64()
+        .ok_or_else(|| ManifestError::Damaged("no format".to_owned()))?;
     if format != u64::from(FORMAT) {
         return Err(ManifestError::TooNew { found: format });
     }
@@ -222,7 +226,8 @@ pub fn read(path: &Path) -> Result<Manifest, ManifestError> {
 pub fn write(path: &Path, manifest: &Manifest) -> Result<(), FileError> {
     // Maps with text keys and plain values always have a JSON form.
     let body = serde_json::to_value(manifest).expect("a manifest has a JSON form");
-    let envelope = serde_json::json!({ "format": FORMAT, "sha256": checksum(&body), "sandbox": body });
+    let envelope =
+        serde_json::json!({ "format": FORMAT, "sha256": checksum(&body), "sandbox": body });
     vmm::files::replace(path, format!("{envelope:#}\n").as_bytes())
 }
 

@@ -65,7 +65,8 @@ mod tests {
             phases.mark(step);
         }
         let data = phases.to_data();
-        let sum: f64 = data["phases_ms"].as_object().expect("steps").values().filter_map(Value::as_f64).sum();
+        let sum: f64 =
+            data["phases_ms"].as_object().expect("steps").values().filter_map(Value::as_f64).sum();
         assert!((sum - phases.total_ms()).abs() < 0.01, "{data:?}");
         assert_eq!(data["phases_ms"].as_object().map(Map::len), Some(3));
     }

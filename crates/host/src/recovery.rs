@@ -58,7 +58,8 @@ pub(crate) async fn recover(
     gone: &mpsc::UnboundedSender<SandboxId>,
 ) -> Result<HashMap<SandboxId, Handle>, StartError> {
     let dir = ground.settings.sandboxes_dir();
-    let fail = |source| StartError::Folder { doing: "list", path: dir.display().to_string(), source };
+    let fail =
+        |source| StartError::Folder { doing: "list", path: dir.display().to_string(), source };
     let mut handles = HashMap::new();
     for entry in std::fs::read_dir(&dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
@@ -72,7 +73,11 @@ pub(crate) async fn recover(
         };
         let id = manifest.id.clone();
         let Some(slot) = ground.slots.claim(manifest.slot) else {
-            quarantine(ground, &path, &format!("its slot {} is out of range or another's", manifest.slot));
+            quarantine(
+                ground,
+                &path,
+                &format!("its slot {} is out of range or another's", manifest.slot),
+            );
             continue;
         };
         match take_up(ground, events, gone, files, slot, manifest).await {
@@ -91,8 +96,13 @@ pub(crate) async fn recover(
 
 fn readable(files: &Files) -> Result<Manifest, String> {
     let name = files.dir().file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let manifest = manifest::read(&files.manifest()).map_err(|error: ManifestError| chain(&error))?;
-    if manifest.id.as_str() == name { Ok(manifest) } else { Err(format!("its manifest is that of `{}`", manifest.id)) }
+    let manifest =
+        manifest::read(&files.manifest()).map_err(|error: ManifestError| chain(&error))?;
+    if manifest.id.as_str() == name {
+        Ok(manifest)
+    } else {
+        Err(format!("its manifest is that of `{}`", manifest.id))
+    }
 }
 
 async fn take_up(
@@ -111,19 +121,29 @@ async fn take_up(
         undo(&mut body, &id).await?;
         return Ok(None);
     };
-    let mut timeline = Timeline::open(id.clone(), &body.files.timeline(), events.clone()).map_err(|error| error.to_string())?;
+    let mut timeline = Timeline::open(id.clone(), &body.files.timeline(), events.clone())
+        .map_err(|error| error.to_string())?;
     let text = match found {
         Recovered::Running => "the daemon was restarted; it ran on",
         Recovered::Asleep { .. } => "the daemon was restarted; it slept on",
         Recovered::Off { .. } => "the daemon was restarted; its machine is gone",
         Recovered::Failed { .. } => "the daemon was restarted; it has failed before",
-        Recovered::Unstarted | Recovered::Unbooted => "the daemon was restarted; its start begins anew",
+        Recovered::Unstarted | Recovered::Unbooted => {
+            "the daemon was restarted; its start begins anew"
+        }
         Recovered::Deleting => "the daemon was restarted; its deletion is finished",
     };
     timeline.add("adopted", text, Map::new());
-    let last_death = record.with(|manifest| manifest.last_end.as_deref().map(crate::sandbox::death_of));
-    let beginning =
-        Beginning { ground: Arc::clone(ground), record, body, timeline, found: Some((found, last_death)), gone: gone.clone() };
+    let last_death =
+        record.with(|manifest| manifest.last_end.as_deref().map(crate::sandbox::death_of));
+    let beginning = Beginning {
+        ground: Arc::clone(ground),
+        record,
+        body,
+        timeline,
+        found: Some((found, last_death)),
+        gone: gone.clone(),
+    };
     Ok(Some(start(beginning)))
 }
 
@@ -152,7 +172,7 @@ impl Finder<'_> {
                         tier: Tier::Memory,
                         since: Time::from_millis(slept_at.boot_ms_now()),
                         cause: SleepCause::Idle,
-                        timer_due: timer_due.map(due),
+                        timer_due: timer_due.as_ref().map(due),
                     })),
                     Some(Adopted::Going(_)) => self.go_on().await.map(Some),
                     None => self.lost().await.map(Some),
@@ -160,12 +180,12 @@ impl Finder<'_> {
             }
             State::SleepingOnDisk(saved) => {
                 self.end(process).await?;
-                self.listen().await;
+                self.listen();
                 Ok(Some(Recovered::Asleep {
                     tier: Tier::Disk,
                     since: Time::from_millis(saved.slept_at.boot_ms_now()),
                     cause: SleepCause::Idle,
-                    timer_due: saved.timer_due.map(due),
+                    timer_due: saved.timer_due.as_ref().map(due),
                 }))
             }
             State::Off { code } => {
@@ -177,7 +197,12 @@ impl Finder<'_> {
                 self.end(process).await?;
                 let since = Time::from_millis(manifest.since.boot_ms_now());
                 let has_run = manifest.life > 0;
-                Ok(Some(Recovered::Failed { code: failure_of(&code), since, has_run, saved: saved.is_some() }))
+                Ok(Some(Recovered::Failed {
+                    code: failure_of(&code),
+                    since,
+                    has_run,
+                    saved: saved.is_some(),
+                }))
             }
             State::Deleting => {
                 self.adopt_to_end(process).await;
@@ -186,10 +211,14 @@ impl Finder<'_> {
         }
     }
 
-    async fn find_running(&mut self, manifest: Manifest, process: Option<ProcessId>) -> Result<Recovered, String> {
+    async fn find_running(
+        &mut self,
+        manifest: Manifest,
+        process: Option<ProcessId>,
+    ) -> Result<Recovered, String> {
         let Some(process) = process else { return self.lost().await };
         match self.adopt(&manifest, &process).await? {
-            None => self.lost().await,
+            None | Some(Adopted::Going(GuestState::Ended)) => self.lost().await,
             Some(Adopted::Stopped) => {
                 let Some(machine) = self.body.machine.as_mut() else { return self.lost().await };
                 machine.continue_process().await.map_err(|error| chain(&error))?;
@@ -200,7 +229,6 @@ impl Finder<'_> {
                 self.end(Some(process)).await?;
                 self.lost().await
             }
-            Some(Adopted::Going(GuestState::Ended)) => self.lost().await,
             Some(Adopted::Going(_)) => self.unpause().await,
         }
     }
@@ -224,12 +252,22 @@ impl Finder<'_> {
                 let who = if needs_identity {
                     let mut machine_id = [0; 16];
                     getrandom::fill(&mut machine_id).map_err(|error| error.to_string())?;
-                    Some(crate::sandbox::body::identity(self.ground, &name, self.body.slot.number(), machine_id))
+                    Some(crate::sandbox::body::identity(
+                        self.ground,
+                        &name,
+                        self.body.slot.number(),
+                        machine_id,
+                    ))
                 } else {
                     None
                 };
                 let params = WakeParams { fork: who.is_some(), identity: who };
-                self.body.link.wake(params, WAKE_LIMIT).await.map(drop).map_err(|error| chain(&error))
+                self.body
+                    .link
+                    .wake(params, WAKE_LIMIT)
+                    .await
+                    .map(drop)
+                    .map_err(|error| chain(&error))
             }
             Err(error) => Err(chain(&error)),
         };
@@ -247,7 +285,7 @@ impl Finder<'_> {
 
     /// Its machine is gone and with it its memory.
     async fn lost(&mut self) -> Result<Recovered, String> {
-        self.listen().await;
+        self.listen();
         let code = "machine_lost";
         self.note(|manifest| {
             manifest.state = State::Off { code: code.to_owned() };
@@ -255,7 +293,10 @@ impl Finder<'_> {
             manifest.last_end = Some(code.to_owned());
         })
         .await;
-        Ok(Recovered::Off { death: lifecycle::Death::Killed, since: Time::from_millis(clock::since_boot_ms()) })
+        Ok(Recovered::Off {
+            death: lifecycle::Death::Killed,
+            since: Time::from_millis(clock::since_boot_ms()),
+        })
     }
 
     async fn note(&self, change: impl FnOnce(&mut Manifest)) {
@@ -276,12 +317,26 @@ impl Finder<'_> {
         let size = (manifest.cpus, manifest.memory_mib);
         let slot = self.body.slot.number();
         let root = std::path::PathBuf::from("/nonexistent");
-        Ok(machine_spec(self.ground, self.id, &self.body.files, slot, size, root, Arc::new(nothing.into())))
+        Ok(machine_spec(
+            self.ground,
+            self.id,
+            &self.body.files,
+            slot,
+            size,
+            root,
+            Arc::new(nothing.into()),
+        ))
     }
 
     /// Takes up a machine and its tap. `None`: it has ended meanwhile.
-    async fn adopt(&mut self, manifest: &Manifest, process: &ProcessId) -> Result<Option<Adopted>, String> {
-        let Some(fingerprint) = manifest.machine.clone() else { return Err("its manifest names no machine".to_owned()) };
+    async fn adopt(
+        &mut self,
+        manifest: &Manifest,
+        process: &ProcessId,
+    ) -> Result<Option<Adopted>, String> {
+        let Some(fingerprint) = manifest.machine.clone() else {
+            return Err("its manifest names no machine".to_owned());
+        };
         let outlets = self.spec(manifest)?.outlets;
         let (machine, adopted) = match Machine::adopt(process, &outlets, &fingerprint).await {
             Ok(adopted) => adopted,
@@ -294,7 +349,9 @@ impl Finder<'_> {
         self.body.machine = Some(machine);
         match Port::shared_with(process, self.ground.subnet, self.body.slot.number()) {
             Ok(port) => self.body.port = Some(port),
-            Err(error) => tracing::error!(sandbox = %self.id, %error, "tap not shared; it cannot be woken by packets"),
+            Err(error) => {
+                tracing::error!(sandbox = %self.id, %error, "tap not shared; it cannot be woken by packets");
+            }
         }
         Ok(Some(adopted))
     }
@@ -319,12 +376,12 @@ impl Finder<'_> {
         if let Some(process) = process {
             self.kill(&process).await;
         }
-        self.listen().await;
+        self.listen();
     }
 
     /// Opens the tap of one whose machine does not hold it.
-    async fn listen(&mut self) {
-        if let Err(error) = self.body.ensure_port(self.ground).await {
+    fn listen(&mut self) {
+        if let Err(error) = self.body.ensure_port(self.ground) {
             tracing::error!(sandbox = %self.id, %error, "no tap; it cannot be woken by packets");
         }
     }
@@ -333,7 +390,9 @@ impl Finder<'_> {
 /// Kills a process and waits for its end. The process is opened first and looked at afterwards, so that a number that was used
 /// again hits nobody else.
 async fn end_process(process: &ProcessId) -> std::io::Result<()> {
-    let Some(pid) = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw) else { return Ok(()) };
+    let Some(pid) = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw) else {
+        return Ok(());
+    };
     let pidfd = match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
         Ok(pidfd) => pidfd,
         Err(rustix::io::Errno::SRCH) => return Ok(()),
@@ -359,7 +418,7 @@ async fn end_process(process: &ProcessId) -> std::io::Result<()> {
 async fn undo(body: &mut Body, id: &SandboxId) -> Result<(), String> {
     tracing::info!(sandbox = %id, "an unfinished creation is undone");
     if let Some(port) = body.port.as_mut() {
-        port.remove().await.map_err(|error| error.to_string())?;
+        port.remove().map_err(|error| error.to_string())?;
     }
     std::fs::remove_dir_all(body.files.dir()).map_err(|error| error.to_string())
 }
@@ -384,15 +443,23 @@ fn quarantine(ground: &Ground, path: &Path, why: &str) {
     let to = dir.join(format!("{name}-{}", clock::unix_ms()));
     let moved = std::fs::create_dir_all(&dir).and_then(|()| std::fs::rename(path, &to));
     match moved {
-        Ok(()) => tracing::error!(from = %path.display(), to = %to.display(), why, "moved to quarantine"),
-        Err(error) => tracing::error!(path = %path.display(), why, %error, "could not be moved to quarantine"),
+        Ok(()) => {
+            tracing::error!(from = %path.display(), to = %to.display(), why, "moved to quarantine");
+        }
+        Err(error) => {
+            tracing::error!(path = %path.display(), why, %error, "could not be moved to quarantine");
+        }
     }
 }
 
-fn due(moment: Moment) -> Time {
+fn due(moment: &Moment) -> Time {
     let left = moment.unix_ms.saturating_sub(clock::unix_ms());
     let now = clock::since_boot_ms();
-    if moment.boot_id == Moment::now().boot_id { Time::from_millis(moment.boot_ms) } else { Time::from_millis(now + left) }
+    if moment.boot_id == Moment::now().boot_id {
+        Time::from_millis(moment.boot_ms)
+    } else {
+        Time::from_millis(now + left)
+    }
 }
 
 fn failure_of(code: &str) -> FailureCode {

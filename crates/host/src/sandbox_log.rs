@@ -97,13 +97,15 @@ mod tests {
         let dir = tempfile::tempdir().expect("temp folder");
         let id = SandboxId::from_random([5; 12]);
         std::fs::create_dir(dir.path().join(id.as_str())).expect("folder");
-        let subscriber = tracing_subscriber::registry().with(SandboxLog::new(dir.path().to_owned()));
+        let subscriber =
+            tracing_subscriber::registry().with(SandboxLog::new(dir.path().to_owned()));
         tracing::subscriber::with_default(subscriber, || {
             tracing::warn!(sandbox = %id, tries = 2, "boot stayed silent");
             tracing::warn!(sandbox = "../../evil", "nothing");
             tracing::debug!(sandbox = %id, "too much detail");
         });
-        let text = std::fs::read_to_string(dir.path().join(id.as_str()).join("daemon.log")).expect("log");
+        let text =
+            std::fs::read_to_string(dir.path().join(id.as_str()).join("daemon.log")).expect("log");
         assert!(text.ends_with(" WARN boot stayed silent tries=2\n"), "{text}");
         assert_eq!(text.lines().count(), 1);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// How long a sandbox sleeps in memory before it moves to disk, unless it says otherwise: five minutes. Most wakes of
 /// an interactive day come sooner, and then cost a millisecond or two.
-pub const MEMORY_TIER_DEFAULT: Duration = Duration::from_secs(300);
+pub const MEMORY_TIER_DEFAULT: Duration = Duration::from_mins(5);
 
 /// How long a refused port is tried again after a start or a wake.
 pub const PORT_RETRY_DEFAULT: Duration = Duration::from_secs(10);

@@ -44,7 +44,9 @@ impl Slots {
     pub(crate) fn take(&self) -> Option<Slot> {
         let mut inner = self.inner();
         let after = inner.last.max(FIRST_SLOT - 1) + 1;
-        let number = (after..SLOT_END).chain(FIRST_SLOT..after).find(|number| !inner.taken.contains(number))?;
+        let number = (after..SLOT_END)
+            .chain(FIRST_SLOT..after)
+            .find(|number| !inner.taken.contains(number))?;
         inner.taken.insert(number);
         inner.last = number;
         Some(Slot { number, slots: self.clone() })

@@ -59,7 +59,7 @@ pub(crate) enum Arrival {
 
 impl Port {
     /// The tap of a slot, made when missing, with its address and route.
-    pub(crate) async fn open(subnet: Subnet, slot: u32) -> io::Result<Self> {
+    pub(crate) fn open(subnet: Subnet, slot: u32) -> io::Result<Self> {
         let name = Subnet::tap(slot);
         let tap = Tap::create(&name).map_err(io::Error::other)?;
         Self::with(tap, subnet, slot)
@@ -83,7 +83,14 @@ impl Port {
         set_up(&tap, setup).map_err(io::Error::other)?;
         let injector = Injector::new(&tap).map_err(io::Error::other)?;
         let activity = ActivityWatch::new(&tap).map_err(io::Error::other)?;
-        Ok(Self { tap, injector, activity, reader: None, held: VecDeque::new(), bare: VecDeque::new() })
+        Ok(Self {
+            tap,
+            injector,
+            activity,
+            reader: None,
+            held: VecDeque::new(),
+            bare: VecDeque::new(),
+        })
     }
 
     /// For QEMU.
@@ -150,7 +157,7 @@ impl Port {
     }
 
     /// Removes the device.
-    pub(crate) async fn remove(&mut self) -> io::Result<()> {
+    pub(crate) fn remove(&mut self) -> io::Result<()> {
         self.reader = None;
         self.tap.clone().delete().map_err(io::Error::other)
     }
@@ -158,7 +165,9 @@ impl Port {
 
 fn sender(wake: Wake) -> (Option<IpAddr>, Option<u16>) {
     match wake {
-        Wake::TcpSyn { peer, port } | Wake::TcpData { peer, port } | Wake::Udp { peer, port } => (Some(peer), Some(port)),
+        Wake::TcpSyn { peer, port } | Wake::TcpData { peer, port } | Wake::Udp { peer, port } => {
+            (Some(peer), Some(port))
+        }
         Wake::Other { peer, .. } => (Some(peer), None),
     }
 }

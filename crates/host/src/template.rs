@@ -18,7 +18,9 @@ use vmm::{BootImage, Fingerprint, Machine};
 
 use crate::clock::Moment;
 use crate::ground::Ground;
-use crate::guest::{Continuity, GuestError, GuestLink, LinkError, QuiesceOptions, WakeError, WakeParams};
+use crate::guest::{
+    Continuity, GuestError, GuestLink, LinkError, QuiesceOptions, WakeError, WakeParams,
+};
 use crate::images::Image;
 use crate::manifest::hex;
 use crate::sandbox::body::{machine_spec, make_folder};
@@ -36,7 +38,7 @@ pub const BOOT_TRIES: u32 = 3;
 const QUIESCE_LIMIT: Duration = Duration::from_secs(30);
 
 /// How long one of the commands that warm a template up may take.
-const WARM_UP_LIMIT: Duration = Duration::from_secs(60);
+const WARM_UP_LIMIT: Duration = Duration::from_mins(1);
 
 /// Format of a template's manifest.
 const FORMAT: u32 = 1;
@@ -142,14 +144,28 @@ impl Templates {
         for attempt in 1..=BOOT_TRIES {
             let scratch = ground.settings.templates_dir().join(format!(".new-{name}"));
             remove_folder(&scratch)?;
-            tracing::info!(image = image.id().as_str(), cpus, memory_mib, attempt, "booting a template");
+            tracing::info!(
+                image = image.id().as_str(),
+                cpus,
+                memory_mib,
+                attempt,
+                "booting a template"
+            );
             match make(ground, image, cpus, memory_mib, &scratch).await {
                 Ok(()) => {
                     let rename = std::fs::rename(&scratch, &dir);
-                    rename.map_err(|source| TemplateError::File { doing: "publish the template", source })?;
+                    rename.map_err(|source| TemplateError::File {
+                        doing: "publish the template",
+                        source,
+                    })?;
                     vmm::files::sync_folder(&ground.settings.templates_dir())?;
-                    let made = open(&dir)?.ok_or(TemplateError::Silent { console: last_console })?;
-                    tracing::info!(template = name, memory_bytes = made.about.memory_bytes, "template ready");
+                    let made =
+                        open(&dir)?.ok_or(TemplateError::Silent { console: last_console })?;
+                    tracing::info!(
+                        template = name,
+                        memory_bytes = made.about.memory_bytes,
+                        "template ready"
+                    );
                     return Ok(Arc::new(made));
                 }
                 Err(TemplateError::Link(error)) if attempt < BOOT_TRIES => {
@@ -167,20 +183,36 @@ impl Templates {
 }
 
 /// Boots, warms up, saves. Leaves everything in `scratch`, synced.
-async fn make(ground: &Ground, image: &Image, cpus: u32, memory_mib: u32, scratch: &Path) -> Result<(), TemplateError> {
+async fn make(
+    ground: &Ground,
+    image: &Image,
+    cpus: u32,
+    memory_mib: u32,
+    scratch: &Path,
+) -> Result<(), TemplateError> {
     let files = Files::in_dir(scratch);
-    make_folder(&files).map_err(|source| TemplateError::File { doing: "make the template's folder", source })?;
+    make_folder(&files)
+        .map_err(|source| TemplateError::File { doing: "make the template's folder", source })?;
     vmm::files::create_overlay(&ground.qemu, &files.disk(), &image.root(), None).await?;
     let slot = ground.slots.take().ok_or(TemplateError::NoSlot)?;
-    let port = Port::open(ground.subnet, slot.number()).await;
-    let mut port = port.map_err(|source| TemplateError::File { doing: "make the template's tap", source })?;
+    let port = Port::open(ground.subnet, slot.number());
+    let mut port =
+        port.map_err(|source| TemplateError::File { doing: "make the template's tap", source })?;
     // Only a label in the process list: a template is nobody's sandbox.
     let label = SandboxId::from_random([0; api::id::ID_CHARS]);
-    let spec = machine_spec(ground, &label, &files, slot.number(), (cpus, memory_mib), image.root(), port.tap_fd());
+    let spec = machine_spec(
+        ground,
+        &label,
+        &files,
+        slot.number(),
+        (cpus, memory_mib),
+        image.root(),
+        port.tap_fd(),
+    );
     let mut machine = Machine::boot(&ground.qemu, &spec, &boot_image(ground, image)).await?;
     let made = warm_up_and_save(image, &files, &mut machine).await;
     machine.kill().await?;
-    let removed = port.remove().await;
+    let removed = port.remove();
     removed.map_err(|source| TemplateError::File { doing: "remove the template's tap", source })?;
     made
 }
@@ -209,10 +241,12 @@ async fn warm_up_and_save(
     };
     machine.quit().await?;
     for path in [files.memory(), files.disk()] {
-        sync_and_protect(&path).map_err(|source| TemplateError::File { doing: "sync the template", source })?;
+        sync_and_protect(&path)
+            .map_err(|source| TemplateError::File { doing: "sync the template", source })?;
     }
     let text = serde_json::to_vec_pretty(&about).map_err(std::io::Error::from);
-    let text = text.map_err(|source| TemplateError::File { doing: "describe the template", source })?;
+    let text =
+        text.map_err(|source| TemplateError::File { doing: "describe the template", source })?;
     vmm::files::replace(&files.manifest(), &text)?;
     Ok(())
 }
@@ -220,7 +254,12 @@ async fn warm_up_and_save(
 /// Programs that nearly every sandbox runs, so that their pages (and under emulation their translated code's pages) are in
 /// memory already. A missing one is no fault.
 async fn warm_up(link: &GuestLink) -> Result<(), GuestError> {
-    for line in ["true", "ls / >/dev/null", "python3 -c 'import json, socket, http.server'", "id >/dev/null; date >/dev/null"] {
+    for line in [
+        "true",
+        "ls / >/dev/null",
+        "python3 -c 'import json, socket, http.server'",
+        "id >/dev/null; date >/dev/null",
+    ] {
         let wait = crate::exec::run_to_end(link, line, WARM_UP_LIMIT).await?;
         tracing::debug!(line, ?wait, "warm-up");
     }
@@ -236,8 +275,16 @@ pub(crate) fn boot_image(ground: &Ground, image: &Image) -> BootImage {
 /// A template's folder name: the digest of all that it depends on.
 fn name(ground: &Ground, image: &Image, cpus: u32, memory_mib: u32) -> String {
     let fingerprint = &ground.fingerprint;
-    let machine = (ground.qemu.version().to_string(), ground.qemu.cpu_model(), ground.qemu.accelerator().to_string());
-    let text = format!("{FORMAT}|{}|{cpus}|{memory_mib}|{machine:?}|{}", image.id().as_str(), fingerprint.binary_sha256);
+    let machine = (
+        ground.qemu.version().to_string(),
+        ground.qemu.cpu_model(),
+        ground.qemu.accelerator().to_string(),
+    );
+    let text = format!(
+        "{FORMAT}|{}|{cpus}|{memory_mib}|{machine:?}|{}",
+        image.id().as_str(),
+        fingerprint.binary_sha256
+    );
     hex(&Sha256::digest(text.as_bytes()))[..32].to_owned()
 }
 
@@ -248,7 +295,9 @@ fn open(dir: &Path) -> Result<Option<Template>, TemplateError> {
     let text = match std::fs::read(files.manifest()) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(source) => return Err(TemplateError::File { doing: "read the template's manifest", source }),
+        Err(source) => {
+            return Err(TemplateError::File { doing: "read the template's manifest", source });
+        }
     };
     match serde_json::from_slice::<About>(&text) {
         Ok(about) if about.format == FORMAT => Ok(Some(Template { files, about })),
@@ -256,7 +305,10 @@ fn open(dir: &Path) -> Result<Option<Template>, TemplateError> {
             let aside = dir.with_extension(format!("damaged-{}", crate::clock::unix_ms()));
             tracing::error!(dir = %dir.display(), aside = %aside.display(), ?unreadable, "unreadable template moved aside");
             let moved = std::fs::rename(dir, aside);
-            moved.map_err(|source| TemplateError::File { doing: "move a damaged template aside", source })?;
+            moved.map_err(|source| TemplateError::File {
+                doing: "move a damaged template aside",
+                source,
+            })?;
             Ok(None)
         }
     }

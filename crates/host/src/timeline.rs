@@ -35,7 +35,11 @@ pub struct Timeline {
 
 impl Timeline {
     /// Opens the file, made when missing; goes on counting where it ended.
-    pub fn open(id: SandboxId, path: &Path, watchers: broadcast::Sender<Event>) -> io::Result<Self> {
+    pub fn open(
+        id: SandboxId,
+        path: &Path,
+        watchers: broadcast::Sender<Event>,
+    ) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
         let events = read(path, 0, usize::MAX)?;
         let first = events.first().map_or(1, |event| event.seq);
@@ -128,7 +132,9 @@ pub fn read(path: &Path, after: u64, limit: usize) -> io::Result<Vec<Event>> {
                 }
             }
             Ok(_) => tracing::warn!(path = %path.display(), "overlong line in a timeline"),
-            Err(error) => tracing::warn!(path = %path.display(), %error, "damaged line in a timeline"),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "damaged line in a timeline");
+            }
         }
     }
     Ok(events)
@@ -151,10 +157,15 @@ mod tests {
         timeline.add("created", "made", Map::new());
         timeline.add("slept", "slept", Map::new());
         drop(timeline);
-        OpenOptions::new().append(true).open(&path).and_then(|mut f| f.write_all(b"{\"seq\":3,\"at")).expect("tear");
+        OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .and_then(|mut f| f.write_all(b"{\"seq\":3,\"at"))
+            .expect("tear");
         let mut timeline = Timeline::open(id(), &path, watchers).expect("open again");
         assert_eq!(timeline.add("woke", "woke", Map::new()).seq, 3);
-        let kinds: Vec<_> = read(&path, 1, 10).expect("read").into_iter().map(|event| event.kind).collect();
+        let kinds: Vec<_> =
+            read(&path, 1, 10).expect("read").into_iter().map(|event| event.kind).collect();
         assert_eq!(kinds, ["sandbox.slept", "sandbox.woke"]);
         assert_eq!(seen.try_recv().expect("told").kind, "sandbox.created");
     }

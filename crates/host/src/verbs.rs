@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
-    Answer, Caller, Change, Connection, Duplex, Hold, Host, Known, Log, NewFork, NewSandbox, OutputEvent, OutputFrom,
+    Answer, Caller, Change, Connection, Duplex, Hold, Host, Known, Log, NewFork, NewSandbox,
+    OutputEvent, OutputFrom,
 };
 use api::sandbox::{Sandbox, SleepTier};
 use api::{ApiError, Code, Event, SandboxId};
@@ -184,10 +185,17 @@ impl Host for Daemon {
         Ok(())
     }
 
-    async fn events(&self, id: &SandboxId, after: u64, limit: usize) -> Result<Vec<Event>, ApiError> {
+    async fn events(
+        &self,
+        id: &SandboxId,
+        after: u64,
+        limit: usize,
+    ) -> Result<Vec<Event>, ApiError> {
         let path = self.handle(id)?.files().timeline();
         let read = tokio::task::spawn_blocking(move || timeline::read(&path, after, limit)).await;
-        read.map_err(io::Error::other).and_then(|read| read).map_err(|error| internal("its events could not be read", &error))
+        read.map_err(io::Error::other)
+            .and_then(|read| read)
+            .map_err(|error| internal("its events could not be read", &error))
     }
 
     fn watch(&self) -> broadcast::Receiver<Event> {
@@ -203,29 +211,46 @@ impl Host for Daemon {
             Log::Daemon => {
                 // QEMU's own words, which are few, belong to what the daemon did.
                 let daemon = tail(files.daemon_log(), max_bytes).await.map_err(unread)?;
-                let qemu = tail(files.qemu_log(), max_bytes.saturating_sub(daemon.len() as u64)).await.map_err(unread)?;
+                let qemu = tail(files.qemu_log(), max_bytes.saturating_sub(daemon.len() as u64))
+                    .await
+                    .map_err(unread)?;
                 Ok([daemon, qemu].concat().into())
             }
         }
     }
 
-    async fn hold(&self, id: &SandboxId, caller: Caller) -> Result<Answer<Box<dyn Hold>>, ApiError> {
+    async fn hold(
+        &self,
+        id: &SandboxId,
+        caller: Caller,
+    ) -> Result<Answer<Box<dyn Hold>>, ApiError> {
         let ready = self.handle(id)?.call(Call::of(CallKind::EdgeRequest), caller.what).await?;
         Ok(Answer { woke_ms: ready.woke_ms, value: Box::new(ready.guard) })
     }
 
-    async fn connect(&self, id: &SandboxId, port: u16, caller: Caller) -> Result<Answer<Connection>, ApiError> {
-        let ready = self.handle(id)?.call(Call::to_port(CallKind::EdgeRequest, port), caller.what).await?;
+    async fn connect(
+        &self,
+        id: &SandboxId,
+        port: u16,
+        caller: Caller,
+    ) -> Result<Answer<Connection>, ApiError> {
+        let ready =
+            self.handle(id)?.call(Call::to_port(CallKind::EdgeRequest, port), caller.what).await?;
         let patience = self.ground.settings.port_retry.saturating_sub(ready.awake_since.elapsed());
         let stream = connect(&ready, port, patience).await?;
         Ok(Answer { woke_ms: ready.woke_ms, value: Connection { stream, life: ready.life } })
     }
 
-    async fn exec_start(&self, id: &SandboxId, request: ExecRequest) -> Result<Answer<Exec>, ApiError> {
+    async fn exec_start(
+        &self,
+        id: &SandboxId,
+        request: ExecRequest,
+    ) -> Result<Answer<Exec>, ApiError> {
         // Checked before anybody is woken for nothing.
         exec::spec(&request, &std::collections::BTreeMap::new())?;
         let ready = self.call(id, CallKind::Exec, "a command").await?;
-        let started = exec::start(&ready.link, &request, &ready.env).await.map_err(exec::start_error)?;
+        let started =
+            exec::start(&ready.link, &request, &ready.env).await.map_err(exec::start_error)?;
         Ok(ready.answer(started))
     }
 
@@ -259,7 +284,13 @@ impl Host for Daemon {
         Ok(Answer { value: receiver, woke_ms })
     }
 
-    async fn exec_stdin(&self, id: &SandboxId, exec_id: &str, bytes: Bytes, close: bool) -> Result<Answer<()>, ApiError> {
+    async fn exec_stdin(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        bytes: Bytes,
+        close: bool,
+    ) -> Result<Answer<()>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
         let ready = self.call(id, CallKind::Api, "input for a command").await?;
         let mut stdin = ready.link.exec_stdin(exec, close).map_err(guest_error)?;
@@ -268,7 +299,12 @@ impl Host for Daemon {
         Ok(ready.answer(()))
     }
 
-    async fn exec_signal(&self, id: &SandboxId, exec_id: &str, signal: i32) -> Result<Answer<()>, ApiError> {
+    async fn exec_signal(
+        &self,
+        id: &SandboxId,
+        exec_id: &str,
+        signal: i32,
+    ) -> Result<Answer<()>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
         let ready = self.call(id, CallKind::Api, "a signal for a command").await?;
         ready.link.exec_signal(exec, signal).await.map_err(guest_error)?;
@@ -310,18 +346,28 @@ impl Host for Daemon {
         Ok(ready.answer(info))
     }
 
-    async fn file_list(&self, id: &SandboxId, path: &str) -> Result<Answer<Vec<FileInfo>>, ApiError> {
+    async fn file_list(
+        &self,
+        id: &SandboxId,
+        path: &str,
+    ) -> Result<Answer<Vec<FileInfo>>, ApiError> {
         let ready = self.call(id, CallKind::Files, "a list of files").await?;
         let mut listing = ready.link.file_list(path).map_err(guest_error)?;
         let mut files = Vec::new();
         while let Some(entries) = listing.next().await {
             for entry in entries.map_err(guest_error)? {
                 if files.len() >= LIST_MAX {
-                    let error = ApiError::new(Code::TooLarge, format!("the folder has more than {LIST_MAX} entries"));
+                    let error = ApiError::new(
+                        Code::TooLarge,
+                        format!("the folder has more than {LIST_MAX} entries"),
+                    );
                     return Err(error.hint("list it with a command, such as `ls | head`"));
                 }
                 let name = String::from_utf8_lossy(&entry.name);
-                files.push(file_info(&format!("{}/{name}", path.trim_end_matches('/')), &entry.stat));
+                files.push(file_info(
+                    &format!("{}/{name}", path.trim_end_matches('/')),
+                    &entry.stat,
+                ));
             }
         }
         Ok(ready.answer(files))
@@ -334,7 +380,12 @@ impl Host for Daemon {
         Ok(ready.answer(info))
     }
 
-    async fn file_move(&self, id: &SandboxId, from: &str, to: &str) -> Result<Answer<FileInfo>, ApiError> {
+    async fn file_move(
+        &self,
+        id: &SandboxId,
+        from: &str,
+        to: &str,
+    ) -> Result<Answer<FileInfo>, ApiError> {
         let ready = self.call(id, CallKind::Files, "a file's move").await?;
         ready.link.file_rename(from, to).await.map_err(guest_error)?;
         let info = stat(&ready.link, to).await?;
@@ -379,7 +430,11 @@ impl Daemon {
     }
 
     /// Founds a sandbox: slot, folder, manifest that says "creating".
-    async fn found(&self, id: &SandboxId, manifest: impl FnOnce(u32) -> Manifest) -> Result<(Body, Record), ApiError> {
+    async fn found(
+        &self,
+        id: &SandboxId,
+        manifest: impl FnOnce(u32) -> Manifest,
+    ) -> Result<(Body, Record), ApiError> {
         let no_room = || ApiError::new(Code::NoCapacity, "all addresses of this host are taken");
         let slot = self.ground.slots.take().ok_or_else(no_room)?;
         let files = Files::in_dir(self.ground.settings.sandboxes_dir().join(id.as_str()));
@@ -401,13 +456,27 @@ impl Daemon {
     }
 
     /// Starts the task of a founded sandbox.
-    fn begin(&self, body: Body, record: Record, kind: &str, text: &str) -> Result<Handle, ApiError> {
+    fn begin(
+        &self,
+        body: Body,
+        record: Record,
+        kind: &str,
+        text: &str,
+    ) -> Result<Handle, ApiError> {
         let id = record.with(|manifest| manifest.id.clone());
         let opened = Timeline::open(id.clone(), &body.files.timeline(), self.events.clone());
-        let mut timeline = opened.map_err(|error| internal("its timeline could not be made", &error))?;
+        let mut timeline =
+            opened.map_err(|error| internal("its timeline could not be made", &error))?;
         timeline.add(kind, text, serde_json::Map::new());
         let ground = std::sync::Arc::clone(&self.ground);
-        let handle = start(Beginning { ground, record, body, timeline, found: None, gone: self.gone.clone() });
+        let handle = start(Beginning {
+            ground,
+            record,
+            body,
+            timeline,
+            found: None,
+            gone: self.gone.clone(),
+        });
         self.sandboxes_mut().insert(id, handle.clone());
         Ok(handle)
     }
@@ -421,7 +490,11 @@ impl Ready {
 }
 
 /// Connects over the network, else to the guest's loopback, and again while that may help.
-async fn connect(ready: &Ready, port: u16, patience: Duration) -> Result<Box<dyn Duplex>, ApiError> {
+async fn connect(
+    ready: &Ready,
+    port: u16,
+    patience: Duration,
+) -> Result<Box<dyn Duplex>, ApiError> {
     let address = SocketAddr::from((ready.address, port));
     let begun = Instant::now();
     loop {
@@ -433,7 +506,9 @@ async fn connect(ready: &Ready, port: u16, patience: Duration) -> Result<Box<dyn
                 return Ok(Box::new(stream));
             }
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Ok(Err(error)) => tracing::debug!(%address, %error, "port not reached over the network"),
+            Ok(Err(error)) => {
+                tracing::debug!(%address, %error, "port not reached over the network");
+            }
             Err(_) => tracing::debug!(%address, "port did not answer over the network"),
         }
         match ready.link.connect_port(port).await {
@@ -442,8 +517,13 @@ async fn connect(ready: &Ready, port: u16, patience: Duration) -> Result<Box<dyn
             Err(error) => return Err(guest_error(error)),
         }
         if begun.elapsed() >= patience {
-            let error = ApiError::new(Code::PortClosed, format!("nothing listens on port {port} in the sandbox"));
-            return Err(error.hint("start the server first; it may listen on any address, 127.0.0.1 too"));
+            let error = ApiError::new(
+                Code::PortClosed,
+                format!("nothing listens on port {port} in the sandbox"),
+            );
+            return Err(
+                error.hint("start the server first; it may listen on any address, 127.0.0.1 too")
+            );
         }
         tokio::time::sleep(PORT_RETRY_EVERY).await;
     }
@@ -473,11 +553,16 @@ fn file_info(path: &str, stat: &Stat) -> FileInfo {
 }
 
 /// Sends a whole stream to the guest. A client that breaks off leaves nothing behind: the upload is not finished.
-async fn upload(upload: Result<Upload, GuestError>, body: Box<dyn AsyncRead + Send + Unpin>) -> Result<(), ApiError> {
+async fn upload(
+    upload: Result<Upload, GuestError>,
+    body: Box<dyn AsyncRead + Send + Unpin>,
+) -> Result<(), ApiError> {
     let mut upload = upload.map_err(guest_error)?;
     match upload.copy_from(body).await {
         Ok(sent) => sent.map_err(guest_error)?,
-        Err(error) => return Err(ApiError::invalid("body", format!("the body broke off: {error}"))),
+        Err(error) => {
+            return Err(ApiError::invalid("body", format!("the body broke off: {error}")));
+        }
     }
     upload.finish().await.map(drop).map_err(guest_error)
 }
@@ -489,7 +574,11 @@ struct Held<R> {
 }
 
 impl<R: AsyncRead + Unpin> AsyncRead for Held<R> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }
 }

@@ -46,7 +46,10 @@ impl Dns {
         let udp = Arc::new(UdpSocket::bind((address, 53)).await?);
         let tcp = TcpListener::bind((address, 53)).await?;
         let room = Arc::new(Semaphore::new(WAITING_MAX));
-        let tasks = vec![tokio::spawn(serve_udp(udp, Arc::clone(&room))), tokio::spawn(serve_tcp(tcp, room))];
+        let tasks = vec![
+            tokio::spawn(serve_udp(udp, Arc::clone(&room))),
+            tokio::spawn(serve_tcp(tcp, room)),
+        ];
         Ok(Self { tasks })
     }
 }
@@ -87,7 +90,11 @@ async fn ask(question: &[u8]) -> Option<Vec<u8>> {
 }
 
 async fn ask_one(question: &[u8], resolver: SocketAddr) -> io::Result<Vec<u8>> {
-    let any: IpAddr = if resolver.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { std::net::Ipv6Addr::UNSPECIFIED.into() };
+    let any: IpAddr = if resolver.is_ipv4() {
+        Ipv4Addr::UNSPECIFIED.into()
+    } else {
+        std::net::Ipv6Addr::UNSPECIFIED.into()
+    };
     let socket = UdpSocket::bind((any, 0)).await?;
     socket.connect(resolver).await?;
     socket.send(question).await?;
@@ -116,7 +123,9 @@ async fn serve_tcp(listener: TcpListener, room: Arc<Semaphore>) {
         tokio::spawn(async move {
             let relay = async {
                 for resolver in resolvers() {
-                    if let Ok(Ok(mut upstream)) = timeout(ANSWER_WAIT, TcpStream::connect(resolver)).await {
+                    if let Ok(Ok(mut upstream)) =
+                        timeout(ANSWER_WAIT, TcpStream::connect(resolver)).await
+                    {
                         return copy_bidirectional(&mut guest, &mut upstream).await.map(drop);
                     }
                 }
@@ -151,6 +160,9 @@ mod tests {
     #[test]
     fn resolvers_are_read_as_the_host_reads_them() {
         let text = "# c\nsearch x\nnameserver 127.0.0.53\nnameserver  ::1\nnameserver fe80::1%eth0\noptions edns0\n";
-        assert_eq!(parse_resolvers(text), ["127.0.0.53:53".parse().expect("v4"), "[::1]:53".parse().expect("v6")]);
+        assert_eq!(
+            parse_resolvers(text),
+            ["127.0.0.53:53".parse().expect("v4"), "[::1]:53".parse().expect("v6")]
+        );
     }
 }

@@ -40,9 +40,9 @@ impl Body {
     }
 
     /// Makes the tap where there is none.
-    pub(crate) async fn ensure_port(&mut self, ground: &Ground) -> std::io::Result<&mut Port> {
+    pub(crate) fn ensure_port(&mut self, ground: &Ground) -> std::io::Result<&mut Port> {
         if self.port.is_none() {
-            self.port = Some(Port::open(ground.subnet, self.slot.number()).await?);
+            self.port = Some(Port::open(ground.subnet, self.slot.number())?);
         }
         self.port.as_mut().ok_or_else(|| std::io::Error::other("no tap"))
     }
@@ -93,13 +93,22 @@ pub(crate) fn machine_spec(
         memory: files.memory(),
         disk: Some(Disk { overlay: files.disk(), base: root }),
         network: Some(Network { tap, mac: ground.subnet.mac(slot) }),
-        outlets: Outlets { sockets: files.dir().to_owned(), console: files.console(), log: files.qemu_log() },
+        outlets: Outlets {
+            sockets: files.dir().to_owned(),
+            console: files.console(),
+            log: files.qemu_log(),
+        },
         account: Account { uid, gid: uid, threads_max: Some(QEMU_THREADS_MAX) },
     }
 }
 
 /// Who the guest in this slot is.
-pub(crate) fn identity(ground: &Ground, name: &str, slot: u32, machine_id: [u8; 16]) -> crate::guest::Identity {
+pub(crate) fn identity(
+    ground: &Ground,
+    name: &str,
+    slot: u32,
+    machine_id: [u8; 16],
+) -> crate::guest::Identity {
     let subnet: Subnet = ground.subnet;
     crate::guest::Identity {
         hostname: name.to_owned(),

@@ -47,7 +47,12 @@ pub(crate) struct Handle {
 #[derive(Debug)]
 pub(crate) enum Message {
     /// A call begins that waits on the sandbox.
-    Call { call: Call, what: String, began: Instant, reply: oneshot::Sender<Result<Ready, ApiError>> },
+    Call {
+        call: Call,
+        what: String,
+        began: Instant,
+        reply: oneshot::Sender<Result<Ready, ApiError>>,
+    },
     /// Such a call has ended.
     CallEnded(CallKind),
     /// Put to sleep now.
@@ -119,7 +124,11 @@ impl Handle {
     }
 
     /// Waits until it is awake and keeps it so until the answer's guard is dropped.
-    pub(crate) async fn call(&self, call: Call, what: impl Into<String>) -> Result<Ready, ApiError> {
+    pub(crate) async fn call(
+        &self,
+        call: Call,
+        what: impl Into<String>,
+    ) -> Result<Ready, ApiError> {
         let what = what.into();
         self.ask(|reply| Message::Call { call, what, began: Instant::now(), reply }).await?
     }
@@ -156,9 +165,14 @@ impl Handle {
         self.ask(|reply| Message::View { reply }).await
     }
 
-    async fn ask<T>(&self, message: impl FnOnce(oneshot::Sender<T>) -> Message) -> Result<T, ApiError> {
+    async fn ask<T>(
+        &self,
+        message: impl FnOnce(oneshot::Sender<T>) -> Message,
+    ) -> Result<T, ApiError> {
         let (reply, answer) = oneshot::channel();
-        let gone = || ApiError::new(Code::NotFound, format!("sandbox `{}` does not exist any more", self.id));
+        let gone = || {
+            ApiError::new(Code::NotFound, format!("sandbox `{}` does not exist any more", self.id))
+        };
         self.messages.send(message(reply)).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())
     }

@@ -33,24 +33,46 @@ pub(super) enum Goal {
 pub(super) type Watcher = (Goal, oneshot::Sender<Result<(), ApiError>>);
 
 /// What an event means to somebody who waits for a goal: `None`, wait on.
-pub(super) fn outcome(goal: &Goal, event: &What, failure: Option<&str>) -> Option<Result<(), ApiError>> {
+pub(super) fn outcome(
+    goal: &Goal,
+    event: &What,
+    failure: Option<&str>,
+) -> Option<Result<(), ApiError>> {
     let refused = |refusal: Refusal| Some(Err(refusal_error(refusal, failure)));
     match (goal, event) {
-        (Goal::Asleep, What::Slept { .. } | What::SleepCancelled { .. } | What::Died { .. })
+        (
+            Goal::Asleep,
+            What::Slept { .. } | What::Demoted | What::SleepCancelled { .. } | What::Died { .. },
+        )
         | (Goal::Started, What::Started { .. })
         | (Goal::Gone, What::Deleted) => Some(Ok(())),
-        (Goal::Asleep, What::SleepFailed { code }) => {
-            let error = ApiError::new(Code::SleepFailed, format!("it could not be put to sleep ({})", code.as_str()));
-            Some(Err(error.hint("it goes on running; see its events for the reason")))
+        (
+            Goal::Asleep,
+            What::SleepFailed { code: FailureCode::DiskFull }
+            | What::DemoteFailed { code: FailureCode::DiskFull },
+        ) => {
+            let error = ApiError::new(Code::NoSpace, "the host's disk has no room for its sleep");
+            Some(Err(error.hint("it is as it was; make room on the host")))
         }
-        (Goal::Captured(wanted), What::CaptureEnded { capture, result }) if wanted == capture => match result {
-            Ok(()) => Some(Ok(())),
-            Err(refusal) => refused(*refusal),
-        },
+        (Goal::Asleep, What::SleepFailed { code } | What::DemoteFailed { code }) => {
+            let error = ApiError::new(
+                Code::SleepFailed,
+                format!("it could not be put to sleep ({})", code.as_str()),
+            );
+            Some(Err(error.hint("it is as it was; see its events for the reason")))
+        }
+        (Goal::Captured(wanted), What::CaptureEnded { capture, result }) if wanted == capture => {
+            match result {
+                Ok(()) => Some(Ok(())),
+                Err(refusal) => refused(*refusal),
+            }
+        }
         (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Failed { code }) => {
             refused(Refusal::Failed { code: *code })
         }
-        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Deleting | What::Deleted) => refused(Refusal::Deleted),
+        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Deleting | What::Deleted) => {
+            refused(Refusal::Deleted)
+        }
         _ => None,
     }
 }
@@ -64,7 +86,8 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
             error
         }
         Refusal::Failed { code } => {
-            let text = failure.map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));
+            let text = failure
+                .map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));
             let error = match code {
                 FailureCode::DiskFull => ApiError::new(Code::NoSpace, text),
                 _ => ApiError::new(Code::SandboxFailed, text),

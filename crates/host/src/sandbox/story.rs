@@ -4,23 +4,40 @@ use lifecycle::{Cause, Death, Reason, SleepCause, Start, Tier, What};
 use serde_json::{Map, Value, json};
 
 /// Kind and sentence of an event; `None`: not for people. `what`: the need in the words of whoever had it.
-pub(super) fn tell(event: &What, what: Option<&str>) -> Option<(&'static str, String, Map<String, Value>)> {
+pub(super) fn tell(
+    event: &What,
+    what: Option<&str>,
+) -> Option<(&'static str, String, Map<String, Value>)> {
     let mut data = Map::new();
     let (kind, text) = match event {
-        What::Starting { how: Start::Create, .. } => ("starting", "is being made from its template".to_owned()),
-        What::Starting { how: Start::Boot, cause } => {
-            ("starting", format!("boots from its disk{}", cause.map_or(String::new(), |cause| format!(" for {}", need(cause, what)))))
+        What::Starting { how: Start::Create, .. } => {
+            ("starting", "is being made from its template".to_owned())
         }
+        What::Starting { how: Start::Boot, cause } => (
+            "starting",
+            format!(
+                "boots from its disk{}",
+                cause.map_or(String::new(), |cause| format!(" for {}", need(cause, what)))
+            ),
+        ),
         What::Started { how: Start::Create } => ("running", "runs".to_owned()),
-        What::Started { how: Start::Boot } => ("restarted", "runs, booted from its disk".to_owned()),
+        What::Started { how: Start::Boot } => {
+            ("restarted", "runs, booted from its disk".to_owned())
+        }
         What::FallingAsleep { cause } => {
             data.insert("cause".to_owned(), json!(sleep_cause(*cause).0));
             ("sleeping", format!("falls asleep: {}", sleep_cause(*cause).1))
         }
-        What::SleepCancelled { cause } => {
-            ("awake", format!("stays awake{}", cause.map_or(String::new(), |cause| format!(": {}", need(cause, what)))))
+        What::SleepCancelled { cause } => (
+            "awake",
+            format!(
+                "stays awake{}",
+                cause.map_or(String::new(), |cause| format!(": {}", need(cause, what)))
+            ),
+        ),
+        What::SleepFailed { code } => {
+            ("sleep_failed", format!("could not be put to sleep: {}", code.as_str()))
         }
-        What::SleepFailed { code } => ("sleep_failed", format!("could not be put to sleep: {}", code.as_str())),
         What::Slept { tier, cause } => {
             data.insert("tier".to_owned(), json!(tier_word(*tier)));
             data.insert("cause".to_owned(), json!(sleep_cause(*cause).0));
@@ -30,14 +47,21 @@ pub(super) fn tell(event: &What, what: Option<&str>) -> Option<(&'static str, St
             data.insert("tier".to_owned(), json!("disk"));
             ("demoted", "sleeps on disk from now on".to_owned())
         }
-        What::DemoteFailed { code } => ("demote_failed", format!("could not move from memory to disk: {}", code.as_str())),
+        What::DemoteFailed { code } => {
+            ("demote_failed", format!("could not move from memory to disk: {}", code.as_str()))
+        }
         What::Waking { from, cause } => {
             data.insert("tier".to_owned(), json!(tier_word(*from)));
             ("waking", format!("is being woken by {}", need(*cause, what)))
         }
-        What::WakeFailed { code, again } => {
-            ("wake_failed", format!("could not be woken: {}{}", code.as_str(), if *again { "; tried again" } else { "" }))
-        }
+        What::WakeFailed { code, again } => (
+            "wake_failed",
+            format!(
+                "could not be woken: {}{}",
+                code.as_str(),
+                if *again { "; tried again" } else { "" }
+            ),
+        ),
         What::Woke { from, cause, slept_ms } => {
             data.insert("tier".to_owned(), json!(tier_word(*from)));
             data.insert("cause".to_owned(), json!(cause_word(*cause)));
@@ -53,10 +77,16 @@ pub(super) fn tell(event: &What, what: Option<&str>) -> Option<(&'static str, St
             ("failed", format!("failed: {}", code.as_str()))
         }
         What::CaptureEnded { result: Ok(()), .. } => ("copied", "was copied for a fork".to_owned()),
-        What::CaptureEnded { result: Err(refusal), .. } => ("copy_failed", format!("could not be copied: {refusal}")),
-        What::GuestSilent { .. } => ("guest_silent", "its guest agent has not answered for a while".to_owned()),
+        What::CaptureEnded { result: Err(refusal), .. } => {
+            ("copy_failed", format!("could not be copied: {refusal}"))
+        }
+        What::GuestSilent { .. } => {
+            ("guest_silent", "its guest agent has not answered for a while".to_owned())
+        }
         What::Deleting => return None,
-        What::DeleteFailed { code } => ("delete_failed", format!("could not be removed: {}; tried again", code.as_str())),
+        What::DeleteFailed { code } => {
+            ("delete_failed", format!("could not be removed: {}; tried again", code.as_str()))
+        }
         What::Deleted => ("deleted", "is removed".to_owned()),
     };
     Some((kind, text, data))
@@ -101,7 +131,9 @@ fn cause_word(cause: Cause) -> &'static str {
 fn sleep_cause(cause: SleepCause) -> (&'static str, &'static str) {
     match cause {
         SleepCause::Idle => ("idle", "nothing needs it"),
-        SleepCause::HoldCap => ("hold_cap", "nothing but holds needs it, and they have reached their limit"),
+        SleepCause::HoldCap => {
+            ("hold_cap", "nothing but holds needs it, and they have reached their limit")
+        }
         SleepCause::Asked => ("asked", "somebody asked for it"),
         SleepCause::Shutdown => ("shutdown", "the host shuts down"),
         SleepCause::Drain => ("drain", "the host is being emptied"),
@@ -150,6 +182,8 @@ fn death_text(death: Death) -> &'static str {
         Death::Reboot => "its guest rebooted; the next need boots it from its disk",
         Death::Poweroff => "its guest powered off; the next need boots it from its disk",
         Death::Panic => "its guest's kernel panicked; the next need boots it from its disk",
-        Death::Killed => "its machine was lost, and what ran in it; the next need boots it from its disk",
+        Death::Killed => {
+            "its machine was lost, and what ran in it; the next need boots it from its disk"
+        }
     }
 }

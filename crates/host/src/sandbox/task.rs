@@ -9,11 +9,12 @@ use api::host::Change;
 use api::sandbox::SleepTier;
 use api::{ApiError, Code, SandboxId};
 use lifecycle::{
-    Attempt, Call, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report, Sandbox, Served, Start, Tier, Time,
-    What, Work,
+    Attempt, Call, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report, Sandbox,
+    Served, Start, Tier, Time, What, Work,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{mpsc, oneshot, watch};
+use vmm::machine::GuestState;
 use vmm::{ExitCause, ExitWatch};
 
 use super::body::Body;
@@ -41,6 +42,9 @@ const REATTACH_EVERY: Duration = Duration::from_secs(15);
 
 /// How long the guest agent may take to answer then.
 const REATTACH_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long a running guest may take to say what it does.
+const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
 
 /// How a sandbox's task begins.
 pub(crate) struct Beginning {
@@ -79,6 +83,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         State::Failed { text, .. } => Some(text.clone()),
         _ => None,
     };
+    let disk_low = ground.disk_low.clone();
     let task = Task {
         id: manifest.id,
         ground,
@@ -105,6 +110,8 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         sampling: false,
         sample_at: Instant::now(),
         reattach_at: None,
+        halted: false,
+        disk_low,
         gone,
     };
     tokio::spawn(task.run(inbox, done_inbox));
@@ -144,34 +151,43 @@ struct Task {
     sample_at: Instant,
     /// The link of a running guest is being, or was in vain, made anew until this moment.
     reattach_at: Option<Instant>,
+    /// Its machine was made to stand still because the disk is nearly full.
+    halted: bool,
+    disk_low: watch::Receiver<bool>,
     gone: mpsc::UnboundedSender<SandboxId>,
 }
 
 /// What the task wakes up for.
 enum Next {
     Message(Option<Message>),
-    Done(Option<Done>),
+    Done(Option<Box<Done>>),
     Died(Attempt, ExitCause),
     Arrived(std::io::Result<Arrival>),
     Time,
     Sample,
     Detached,
+    Disk,
 }
 
 impl Task {
-    async fn run(mut self, mut inbox: mpsc::UnboundedReceiver<Message>, mut done: mpsc::UnboundedReceiver<Done>) {
+    async fn run(
+        mut self,
+        mut inbox: mpsc::UnboundedReceiver<Message>,
+        mut done: mpsc::UnboundedReceiver<Done>,
+    ) {
         self.pump(Map::new()).await;
         while !matches!(self.core.phase(), Phase::Deleted) {
             match self.next(&mut inbox, &mut done).await {
                 Next::Message(Some(message)) => self.on_message(message).await,
-                Next::Done(Some(done)) => self.on_done(done).await,
+                Next::Done(Some(done)) => self.on_done(*done).await,
                 // Both have a sender here.
                 Next::Message(None) | Next::Done(None) => break,
-                Next::Died(machine, cause) => self.on_died(machine, cause).await,
+                Next::Died(machine, cause) => self.on_died(machine, cause),
                 Next::Arrived(arrival) => self.on_arrival(arrival),
                 Next::Time => self.core.handle_deadline(now()),
                 Next::Sample => self.ask_sample(),
                 Next::Detached => self.reattach(),
+                Next::Disk => self.halt_or_go_on().await,
             }
             self.pump(Map::new()).await;
         }
@@ -184,21 +200,29 @@ impl Task {
         inbox: &mut mpsc::UnboundedReceiver<Message>,
         done: &mut mpsc::UnboundedReceiver<Done>,
     ) -> Next {
-        let nap = self.core.poll_deadline().map_or(NAP_MAX, |at| Duration::from_millis(at.ms_since(now()))).min(NAP_MAX);
+        let nap = self
+            .core
+            .poll_deadline()
+            .map_or(NAP_MAX, |at| Duration::from_millis(at.ms_since(now())))
+            .min(NAP_MAX);
         let asleep = matches!(self.core.phase(), Phase::Asleep { .. });
         let awake = self.core.is_awake() && !self.sampling;
         let sample_in = self.sample_at.saturating_duration_since(Instant::now());
         let exit = self.exit.clone();
-        let detached = detached(&self.link, self.reattach_at, self.core.is_awake() && self.body.is_some());
-        let port = if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
+        let running = self.body.is_some() && matches!(self.core.phase(), Phase::Running { .. });
+        let detached =
+            detached(&self.link, self.reattach_at, self.core.is_awake() && self.body.is_some());
+        let port =
+            if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
         tokio::select! {
             biased;
-            message = done.recv() => Next::Done(message),
+            message = done.recv() => Next::Done(message.map(Box::new)),
             message = inbox.recv() => Next::Message(message),
             died = died(exit) => Next::Died(died.0, died.1),
             arrival = async { match port { Some(port) => port.arrival().await, None => std::future::pending().await } } => {
                 Next::Arrived(arrival)
             }
+            () = disk_changed(&mut self.disk_low, self.halted, running) => Next::Disk,
             () = detached => Next::Detached,
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
             () = tokio::time::sleep(nap) => Next::Time,
@@ -226,8 +250,14 @@ impl Task {
                 facts.append(&mut measured);
             }
             if let What::FallingAsleep { .. } = what {
-                facts.insert("awake_seconds".to_owned(), self.awake_since.elapsed().as_secs().into());
-                facts.insert("kept_awake_by".to_owned(), self.last_reasons.take().unwrap_or_default());
+                facts.insert(
+                    "awake_seconds".to_owned(),
+                    self.awake_since.elapsed().as_secs().into(),
+                );
+                facts.insert(
+                    "kept_awake_by".to_owned(),
+                    self.last_reasons.take().unwrap_or_default(),
+                );
             }
             self.timeline.add(kind, text, facts);
         }
@@ -240,7 +270,8 @@ impl Task {
                 self.awake_since = Instant::now();
                 self.need = None;
                 self.failure = None;
-                let told = self.core.last_death().is_none() && self.record.with(|manifest| manifest.last_end.is_some());
+                let told = self.core.last_death().is_none()
+                    && self.record.with(|manifest| manifest.last_end.is_some());
                 if told {
                     self.note(|manifest| manifest.last_end = None).await;
                 }
@@ -331,6 +362,7 @@ impl Task {
         {
             body.machine = None;
         }
+        self.halted = false;
         let (say, signals) = Signals::new();
         self.signals = Some((order.attempt, say));
         let capture_to = match order.work {
@@ -384,7 +416,7 @@ impl Task {
         self.pump(done.data).await;
     }
 
-    async fn on_died(&mut self, machine: Attempt, cause: ExitCause) {
+    fn on_died(&mut self, machine: Attempt, cause: ExitCause) {
         self.exit = None;
         let death = match cause {
             ExitCause::Poweroff => Death::Poweroff,
@@ -426,7 +458,8 @@ impl Task {
             Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
             Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
             Message::Sleep { tier, reply } => {
-                let tier = tier.map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
+                let tier = tier
+                    .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
                 let served = self.core.handle_sleep(now, lifecycle::SleepCause::Asked, tier);
                 self.wait_for(Goal::Asleep, served, reply);
             }
@@ -453,7 +486,13 @@ impl Task {
             }
             Message::View { reply } => {
                 let known = self.record.with(|manifest| {
-                    view::known(&self.core, manifest, self.address, self.life, self.failure.as_deref())
+                    view::known(
+                        &self.core,
+                        manifest,
+                        self.address,
+                        self.life,
+                        self.failure.as_deref(),
+                    )
                 });
                 drop(reply.send(known));
             }
@@ -466,7 +505,7 @@ impl Task {
                 };
                 self.wait_for(Goal::Started, served, reply);
             }
-            Message::Sample(sample) => self.on_sample(sample),
+            Message::Sample(sample) => self.on_sample(sample).await,
             Message::Reattached(Ok(())) => self.reattach_at = None,
             Message::Reattached(Err(error)) => {
                 tracing::warn!(sandbox = %self.id, error, "the guest agent was not met again");
@@ -582,7 +621,9 @@ impl Task {
     /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
     fn reattach(&mut self) {
         self.reattach_at = Some(Instant::now() + REATTACH_EVERY);
-        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else { return };
+        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else {
+            return;
+        };
         if machine.exit_watch().exited_yet().is_some() {
             return;
         }
@@ -591,7 +632,9 @@ impl Task {
         tokio::spawn(async move {
             let met = async {
                 let socket = socket.map_err(|error| chain(&error))?;
-                link.attach(socket, Continuity::Unknown, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
+                link.attach(socket, Continuity::Unknown, REATTACH_LIMIT)
+                    .await
+                    .map_err(|error| chain(&error))?;
                 let params = WakeParams { identity: None, fork: false };
                 link.wake(params, REATTACH_LIMIT).await.map(drop).map_err(|error| chain(&error))
             };
@@ -602,19 +645,74 @@ impl Task {
 
     fn ask_sample(&mut self) {
         self.sampling = true;
-        let seen = self.body.as_mut().and_then(|body| body.port.as_mut()).is_some_and(|port| port.activity());
+        let seen = self
+            .body
+            .as_mut()
+            .and_then(|body| body.port.as_mut())
+            .is_some_and(|port| port.activity());
         if seen {
             self.core.handle_packets(now());
         }
         let (link, messages) = (self.link.clone(), self.messages.clone());
         tokio::spawn(async move {
-            let sample = link.sample().await.map_err(|error| chain(&error));
+            let sample = match tokio::time::timeout(SAMPLE_LIMIT, link.sample()).await {
+                Ok(sample) => sample.map_err(|error| chain(&error)),
+                Err(_) => Err(format!("no sample within {SAMPLE_LIMIT:?}")),
+            };
             // The task is gone only with the sandbox.
             let _ = messages.send(Message::Sample(sample));
         });
     }
 
-    fn on_sample(&mut self, sample: Result<crate::guest::Sample, String>) {
+    /// The disk is nearly full, or no longer: a running guest stands still meanwhile, and loses nothing but time.
+    async fn halt_or_go_on(&mut self) {
+        let low = *self.disk_low.borrow_and_update();
+        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
+            return;
+        };
+        let done = if low { machine.pause().await } else { machine.cont().await };
+        self.halted = low;
+        match done {
+            Ok(_) => {
+                let (kind, text) = if low {
+                    ("halted", "stands still: the host's disk is nearly full")
+                } else {
+                    ("resumed", "goes on: the host's disk has room again")
+                };
+                self.timeline.add(kind, text, Map::new());
+            }
+            Err(error) => {
+                // Its end, if that is the reason, is noticed by itself.
+                tracing::warn!(sandbox = %self.id, error = chain(&error), low, "machine not halted or continued");
+            }
+        }
+    }
+
+    /// A running guest that does not say what it does may have been stopped by QEMU because the host's disk is full, or stand
+    /// still after a sleep that was given up then. It is told to go on; while the reason lasts that changes nothing.
+    async fn nudge(&mut self) {
+        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
+            return;
+        };
+        if matches!(machine.guest_state().await, Ok(GuestState::DiskError)) {
+            tracing::warn!(sandbox = %self.id, "the host's disk is full: the guest waits to write");
+            if let Err(error) = machine.cont().await {
+                tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest that waited to write does not go on");
+                return;
+            }
+        }
+        if matches!(self.link.state(), LinkState::Quiesced | LinkState::Quiescing) {
+            let (link, id) = (self.link.clone(), self.id.clone());
+            tokio::spawn(async move {
+                let params = WakeParams { identity: None, fork: false };
+                if let Err(error) = link.wake(params, REATTACH_LIMIT).await {
+                    tracing::warn!(sandbox = %id, error = chain(&error), "a guest that stands still does not go on");
+                }
+            });
+        }
+    }
+
+    async fn on_sample(&mut self, sample: Result<crate::guest::Sample, String>) {
         self.sampling = false;
         self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
         self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
@@ -629,7 +727,10 @@ impl Task {
                     hold_connections: sample.holds,
                 },
             ),
-            Err(error) => tracing::debug!(sandbox = %self.id, error, "no sample"),
+            Err(error) => {
+                tracing::debug!(sandbox = %self.id, error, "no sample");
+                self.nudge().await;
+            }
         }
     }
 }
@@ -637,6 +738,13 @@ impl Task {
 /// The moment, on the state machine's clock.
 fn now() -> Time {
     Time::from_millis(clock::since_boot_ms())
+}
+
+/// Waits until the disk's state is another than the one that a running guest was last told.
+async fn disk_changed(low: &mut watch::Receiver<bool>, halted: bool, running: bool) {
+    if !running || low.wait_for(|low| *low != halted).await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// Waits until the link of a running guest is gone and it is time to make it anew.

@@ -10,7 +10,13 @@ use crate::clock::{self, boot_to_unix_ms, rfc3339};
 use crate::manifest::Manifest;
 
 /// The public view of a sandbox at this moment.
-pub(crate) fn known(core: &lifecycle::Sandbox, manifest: &Manifest, address: Ipv4Addr, life: u64, failure: Option<&str>) -> Known {
+pub(crate) fn known(
+    core: &lifecycle::Sandbox,
+    manifest: &Manifest,
+    address: Ipv4Addr,
+    life: u64,
+    failure: Option<&str>,
+) -> Known {
     let now = Time::from_millis(clock::since_boot_ms());
     let time = |time: Time| rfc3339(boot_to_unix_ms(time.as_millis()));
     let awake_because = core.awake_because(now).into_iter().map(|reason| AwakeReason {
@@ -26,7 +32,9 @@ pub(crate) fn known(core: &lifecycle::Sandbox, manifest: &Manifest, address: Ipv
             lifecycle::Status::Running => Status::Running,
             lifecycle::Status::Sleeping => Status::Sleeping,
             // One that is being removed is on its way out of every list; until then it is of no use.
-            lifecycle::Status::Failed | lifecycle::Status::Deleting | lifecycle::Status::Deleted => Status::Failed,
+            lifecycle::Status::Failed
+            | lifecycle::Status::Deleting
+            | lifecycle::Status::Deleted => Status::Failed,
         },
         sleep_tier: core.sleep_tier().map(|tier| match tier {
             lifecycle::SleepTier::Memory => SleepTier::Memory,
@@ -64,7 +72,9 @@ pub(crate) fn policy(policy: &crate::manifest::Policy) -> lifecycle::Policy {
         sleep_after_ms: policy.sleep_after_seconds.map(|seconds| seconds.saturating_mul(1000)),
         tiers: match policy.memory_tier_seconds {
             0 => lifecycle::Tiers::Disk,
-            seconds => lifecycle::Tiers::MemoryThenDisk { memory_tier_ms: seconds.saturating_mul(1000) },
+            seconds => {
+                lifecycle::Tiers::MemoryThenDisk { memory_tier_ms: seconds.saturating_mul(1000) }
+            }
         },
         awake_ports: !policy.awake_ports.is_empty(),
         sleep_hold_max_ms: policy.sleep_hold_max_ms,

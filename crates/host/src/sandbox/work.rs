@@ -92,7 +92,7 @@ pub(crate) struct Done {
 }
 
 /// A step that failed, and what it left.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Failed {
     pub(crate) code: FailureCode,
     pub(crate) left: Left,
@@ -111,7 +111,9 @@ impl Worker {
             Work::Capture { of, .. } => self.capture(of).await,
             Work::Destroy => self.destroy().await,
             // Remarks on running orders; the sandbox's task passes them on itself.
-            Work::Cancel | Work::Sample | Work::Notice { .. } => unreachable!("not work of its own"),
+            Work::Cancel | Work::Sample | Work::Notice { .. } => {
+                unreachable!("not work of its own")
+            }
         };
         let mut data = self.phases.to_data();
         let (report, error) = match result {
@@ -138,7 +140,11 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
 }
 
 /// Turns an error into a failed step: a full disk is told apart wherever it shows.
-pub(super) fn failed(code: FailureCode, left: Left, error: &(dyn std::error::Error + 'static)) -> Failed {
+pub(super) fn failed(
+    code: FailureCode,
+    left: Left,
+    error: &(dyn std::error::Error + 'static),
+) -> Failed {
     let code = if is_full(error) { FailureCode::DiskFull } else { code };
     Failed { code, left, error: chain(error) }
 }
@@ -148,7 +154,8 @@ fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-        if matches!(kind, Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)) {
+        if matches!(kind, Some(std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded))
+        {
             return true;
         }
         next = error.source();

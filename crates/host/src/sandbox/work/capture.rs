@@ -18,7 +18,11 @@ impl Worker {
             CaptureOf::AsleepOnDisk => Left::Asleep,
         };
         let Some(to) = self.capture_to.take() else {
-            return Err(Failed { code: FailureCode::CaptureFailed, left, error: "nowhere to copy to".to_owned() });
+            return Err(Failed {
+                code: FailureCode::CaptureFailed,
+                left,
+                error: "nowhere to copy to".to_owned(),
+            });
         };
         let copied = match of {
             CaptureOf::Awake => self.capture_awake(&to).await,
@@ -28,12 +32,14 @@ impl Worker {
     }
 
     async fn capture_asleep(&mut self, to: &Files) -> Result<(), Failed> {
-        let State::SleepingOnDisk(saved) = self.record.with(|manifest| manifest.state.clone()) else {
+        let State::SleepingOnDisk(saved) = self.record.with(|manifest| manifest.state.clone())
+        else {
             return Err(lost("there is no saved memory"));
         };
         let copied = copy_parts(&self.body.files, to).await;
         copied.map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
-        note_capture(to, saved).map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
+        note_capture(to, &saved)
+            .map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
         self.phases.mark("copy");
         Ok(())
     }
@@ -56,7 +62,9 @@ impl Worker {
 
     /// Pauses, saves the devices, copies, and lets the guest go on.
     async fn copy_paused(&mut self, to: &Files) -> Result<(), Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::CaptureFailed, Left::Awake, error);
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CaptureFailed, Left::Awake, error)
+        };
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         make_folder(to).map_err(|error| fail(&error))?;
         machine.pause().await.map_err(|error| fail(&error))?;
@@ -76,7 +84,7 @@ impl Worker {
         let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
         let machine = machine.fingerprint().clone();
         let saved = Saved { slept_at, timer_due: None, state: saved.mark, machine, guest_version };
-        note_capture(to, saved).map_err(|error| fail(&error))
+        note_capture(to, &saved).map_err(|error| fail(&error))
     }
 }
 
@@ -84,8 +92,8 @@ impl Worker {
 const NOTE: &str = "captured.json";
 
 /// Says what was copied.
-fn note_capture(to: &Files, saved: Saved) -> Result<(), vmm::files::FileError> {
-    let text = serde_json::to_vec(&saved).expect("a saved state has a JSON form");
+fn note_capture(to: &Files, saved: &Saved) -> Result<(), vmm::files::FileError> {
+    let text = serde_json::to_vec(saved).expect("a saved state has a JSON form");
     vmm::files::replace(&to.dir().join(NOTE), &text)
 }
 
@@ -99,7 +107,8 @@ pub(crate) fn read_capture(to: &Files) -> std::io::Result<Saved> {
 
 /// Copies memory, devices and disk, keeping holes.
 pub(super) async fn copy_parts(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
-    let pairs = vec![(from.memory(), to.memory()), (from.state(), to.state()), (from.disk(), to.disk())];
+    let pairs =
+        vec![(from.memory(), to.memory()), (from.state(), to.state()), (from.disk(), to.disk())];
     copy(to.clone(), pairs).await
 }
 
@@ -107,7 +116,10 @@ async fn copy_memory_and_disk(from: &Files, to: &Files) -> Result<(), vmm::files
     copy(to.clone(), vec![(from.memory(), to.memory()), (from.disk(), to.disk())]).await
 }
 
-async fn copy(to: Files, pairs: Vec<(std::path::PathBuf, std::path::PathBuf)>) -> Result<(), vmm::files::FileError> {
+async fn copy(
+    to: Files,
+    pairs: Vec<(std::path::PathBuf, std::path::PathBuf)>,
+) -> Result<(), vmm::files::FileError> {
     let copied = tokio::task::spawn_blocking(move || {
         if let Err(error) = make_folder(&to) {
             tracing::warn!(%error, dir = %to.dir().display(), "folder for a copy");

@@ -20,16 +20,24 @@ impl Worker {
     /// The first start: copies the template (unless a fork's parent has given its copy already), then wakes it as somebody
     /// new.
     pub(super) async fn create(&mut self) -> Result<Report, Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::CreateFailed, Left::Lost, error);
-        if matches!(self.record.with(|manifest| manifest.state.clone()), State::Creating | State::Failed { .. }) {
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CreateFailed, Left::Lost, error)
+        };
+        if matches!(
+            self.record.with(|manifest| manifest.state.clone()),
+            State::Creating | State::Failed { .. }
+        ) {
             self.check_room(FREE_BYTES_MIN, Left::Lost)?;
-            let (image, cpus, memory_mib) =
-                self.record.with(|manifest| (manifest.image_digest.clone(), manifest.cpus, manifest.memory_mib));
+            let (image, cpus, memory_mib) = self.record.with(|manifest| {
+                (manifest.image_digest.clone(), manifest.cpus, manifest.memory_mib)
+            });
             let image = self.ground.image_by_digest(&image).map_err(|error| fail(&error))?;
             let template = self.ground.templates.get(&self.ground, &image, cpus, memory_mib).await;
             let template = template.map_err(|error| fail(&error))?;
             self.phases.mark("template");
-            super::capture::copy_parts(&template.files, &self.body.files).await.map_err(|error| fail(&error))?;
+            super::capture::copy_parts(&template.files, &self.body.files)
+                .await
+                .map_err(|error| fail(&error))?;
             fault::point("create_copied");
             let about = template.about.clone();
             let published = self.record.change(|manifest| {
@@ -93,15 +101,18 @@ impl Worker {
     }
 
     async fn wake_from_disk(&mut self) -> Result<Report, Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::WakeFailed, Left::Asleep, error);
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::WakeFailed, Left::Asleep, error)
+        };
         let before = self.record.get();
         let State::SleepingOnDisk(saved) = before.state.clone() else {
             return Err(lost("there is no saved memory"));
         };
         self.check_room(FREE_BYTES_TO_WAKE, Left::Asleep)?;
-        let image = self.ground.image_by_digest(&before.image_digest).map_err(|error| fail(&error))?;
+        let image =
+            self.ground.image_by_digest(&before.image_digest).map_err(|error| fail(&error))?;
         let ground = Arc::clone(&self.ground);
-        let tap = self.body.ensure_port(&ground).await.map_err(|error| fail(&error))?.tap_fd();
+        let tap = self.body.ensure_port(&ground).map_err(|error| fail(&error))?.tap_fd();
         let slot = self.body.slot.number();
         let size = (before.cpus, before.memory_mib);
         let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
@@ -111,10 +122,14 @@ impl Worker {
         let state = self.body.files.state();
         let slept = saved.slept_at.elapsed();
         fault::point("restoring");
-        let restored = Machine::restore(&ground.qemu, &spec, &state, &saved.state, &saved.machine, slept).await;
+        let restored =
+            Machine::restore(&ground.qemu, &spec, &state, &saved.state, &saved.machine, slept)
+                .await;
         let mut machine = match restored {
             Ok(machine) => machine,
-            Err(error) if is_damage(&error) => return Err(failed(FailureCode::StateDamaged, Left::Asleep, &error)),
+            Err(error) if is_damage(&error) => {
+                return Err(failed(FailureCode::StateDamaged, Left::Asleep, &error));
+            }
             Err(error) => return Err(fail(&error)),
         };
         self.phases.mark("restore");
@@ -145,23 +160,29 @@ impl Worker {
         }
         self.phases.mark("cont");
         self.body.give_back_held();
-        let continuity =
-            if self.body.link.state() == LinkState::Parked { Continuity::Resumed } else { Continuity::Clean };
+        let continuity = if self.body.link.state() == LinkState::Parked {
+            Continuity::Resumed
+        } else {
+            Continuity::Clean
+        };
         self.attach(continuity, WAKE_LIMIT).await?;
         self.go_on().await
     }
 
     /// From its own disk, anew.
     pub(super) async fn boot(&mut self) -> Result<Report, Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::BootFailed, Left::Lost, error);
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::BootFailed, Left::Lost, error)
+        };
         self.end_in_order().await;
         self.body.end_machine("the sandbox is booted anew").await.map_err(|error| fail(&error))?;
         self.phases.mark("end");
         self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
         let manifest = self.record.get();
-        let image = self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
+        let image =
+            self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
         let ground = Arc::clone(&self.ground);
-        let tap = self.body.ensure_port(&ground).await.map_err(|error| fail(&error))?.tap_fd();
+        let tap = self.body.ensure_port(&ground).map_err(|error| fail(&error))?.tap_fd();
         let size = (manifest.cpus, manifest.memory_mib);
         let slot = self.body.slot.number();
         let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
@@ -194,13 +215,21 @@ impl Worker {
                     self.end_quietly("its boot stayed silent").await;
                     let superseded = self.signals.cancelled();
                     if attempt == BOOT_TRIES || superseded || !alive {
-                        return Err(Failed { code: FailureCode::BootFailed, left: Left::Lost, ..failed });
+                        return Err(Failed {
+                            code: FailureCode::BootFailed,
+                            left: Left::Lost,
+                            ..failed
+                        });
                     }
                     tracing::warn!(sandbox = %self.id, attempt, error = failed.error, "boot stayed silent; trying again");
                 }
             }
         }
-        Err(Failed { code: FailureCode::BootFailed, left: Left::Lost, error: "no boot was tried".to_owned() })
+        Err(Failed {
+            code: FailureCode::BootFailed,
+            left: Left::Lost,
+            error: "no boot was tried".to_owned(),
+        })
     }
 
     /// Has a living guest write everything to its disk first (S15: what was written stays). One that cannot is ended all the
@@ -222,8 +251,13 @@ impl Worker {
     }
 
     /// Meets the guest agent of the running machine.
-    async fn attach(&mut self, continuity: Continuity, limit: std::time::Duration) -> Result<(), Failed> {
-        let silent = |error: String| Failed { code: FailureCode::AgentSilent, left: Left::Awake, error };
+    async fn attach(
+        &mut self,
+        continuity: Continuity,
+        limit: std::time::Duration,
+    ) -> Result<(), Failed> {
+        let silent =
+            |error: String| Failed { code: FailureCode::AgentSilent, left: Left::Awake, error };
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         let socket = machine.guest_stream().map_err(|error| silent(chain(&error)))?;
         let exit = machine.exit_watch();
@@ -238,7 +272,8 @@ impl Worker {
 
     /// Clock, entropy, identity, then the guest's programs; from then on it is another life.
     async fn go_on(&mut self) -> Result<Report, Failed> {
-        let (needs_identity, name) = self.record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
+        let (needs_identity, name) =
+            self.record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
         let who = if needs_identity {
             let mut machine_id = [0; 16];
             getrandom::fill(&mut machine_id).map_err(|error| Failed {
@@ -264,7 +299,8 @@ impl Worker {
             let id = self.id.clone();
             // Not awaited: told twice it is the same identity.
             tokio::spawn(async move {
-                if let Err(error) = record.change(|manifest| manifest.needs_identity = false).await {
+                if let Err(error) = record.change(|manifest| manifest.needs_identity = false).await
+                {
                     tracing::warn!(sandbox = %id, error = chain(&error), "identity not noted");
                 }
             });
@@ -273,9 +309,10 @@ impl Worker {
     }
 
     /// Refuses when the disk has less than this left: a guest that finds no room for a page of its memory dies of it.
-    fn check_room(&self, bytes: u64, left: Left) -> Result<(), Failed> {
+    pub(super) fn check_room(&self, bytes: u64, left: Left) -> Result<(), Failed> {
         let dir = self.ground.settings.sandboxes_dir();
-        let free = free_bytes(&dir).map_err(|error| failed(FailureCode::NoCapacity, left, &error))?;
+        let free =
+            free_bytes(&dir).map_err(|error| failed(FailureCode::NoCapacity, left, &error))?;
         if free < bytes {
             let error = format!("{} MiB are free on the disk, {} needed", free >> 20, bytes >> 20);
             return Err(Failed { code: FailureCode::DiskFull, left, error });
@@ -293,5 +330,8 @@ impl Worker {
 
 /// Whether the state itself is at fault, so that trying again is of no use.
 fn is_damage(error: &StartError) -> bool {
-    matches!(error, StartError::State(_) | StartError::MemorySize { .. } | StartError::Refused { .. })
+    matches!(
+        error,
+        StartError::State(_) | StartError::MemorySize { .. } | StartError::Refused { .. }
+    )
 }

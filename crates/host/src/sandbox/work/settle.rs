@@ -3,10 +3,12 @@
 use std::path::PathBuf;
 
 use lifecycle::{FailureCode, Left, Report, Tier};
+use vmm::machine::GuestState;
 
 use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::fault;
+use crate::ground::FREE_BYTES_TO_SLEEP;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 
@@ -16,18 +18,29 @@ impl Worker {
         if self.body.machine.is_none() {
             return Err(lost("no machine"));
         }
-        let timer_due = self.timer_due().await;
         let on_disk = tier != Tier::Memory;
+        // A guest that is told to write what the disk has no room for stands still until there is some. So it is not told.
+        let room = self.check_room(FREE_BYTES_TO_SLEEP, Left::Awake);
+        if on_disk {
+            room.as_ref().map_err(Clone::clone)?;
+        }
+        let timer_due = self.timer_due().await;
         // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
-        let options = QuiesceOptions { sync: true, drop_caches: false };
+        let options = QuiesceOptions { sync: room.is_ok(), drop_caches: false };
         if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
-            return self.back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error))).await;
+            return self
+                .back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error)))
+                .await;
         }
         self.phases.mark("guest");
         if self.signals.cancelled() {
             return self.back_awake(None).await;
         }
-        if on_disk { self.suspend_on_disk(timer_due).await } else { self.suspend_in_memory(timer_due).await }
+        if on_disk {
+            self.suspend_on_disk(timer_due).await
+        } else {
+            self.suspend_in_memory(timer_due).await
+        }
     }
 
     async fn suspend_in_memory(&mut self, timer_due: Option<Moment>) -> Result<Report, Failed> {
@@ -82,15 +95,20 @@ impl Worker {
     /// Pauses, saves, syncs, publishes, lets QEMU go. `false`: turned back before publishing; the machine is paused then, as
     /// after an error.
     async fn save(&mut self, timer_due: Option<Moment>) -> Result<bool, Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::SleepFailed, Left::Awake, error);
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::SleepFailed, Left::Awake, error)
+        };
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         machine.pause().await.map_err(|error| fail(&error))?;
         let slept_at = Moment::now();
         self.phases.mark("pause");
         fault::point("saving");
-        let saved = machine.save_state(&self.body.files.state()).await.map_err(|error| fail(&error))?;
+        let saved =
+            machine.save_state(&self.body.files.state()).await.map_err(|error| fail(&error))?;
         self.phases.mark("save");
-        sync(vec![self.body.files.memory(), self.body.files.disk()]).await.map_err(|error| fail(&error))?;
+        sync(vec![self.body.files.memory(), self.body.files.disk()])
+            .await
+            .map_err(|error| fail(&error))?;
         self.phases.mark("sync");
         if self.signals.cancelled() {
             return Ok(false);
@@ -100,7 +118,13 @@ impl Worker {
         let fingerprint = machine.fingerprint().clone();
         let state = saved.mark;
         let published = self.record.change(|manifest| {
-            manifest.state = State::SleepingOnDisk(Saved { slept_at, timer_due, state, machine: fingerprint, guest_version });
+            manifest.state = State::SleepingOnDisk(Saved {
+                slept_at,
+                timer_due,
+                state,
+                machine: fingerprint,
+                guest_version,
+            });
             manifest.since = Moment::now();
         });
         published.await.map_err(|error| fail(&error))?;
@@ -124,6 +148,13 @@ impl Worker {
 
     /// Lets the guest's programs go on after a sleep that was given up.
     async fn back_awake(&mut self, why: Option<Failed>) -> Result<Report, Failed> {
+        if let Some(machine) = self.body.machine.as_mut()
+            && matches!(machine.guest_state().await, Ok(GuestState::DiskError))
+        {
+            // It goes on by itself when there is room again: the sandbox's task sees to that.
+            let error = "the host's disk is full, and the guest waits to write".to_owned();
+            return Err(Failed { code: FailureCode::DiskFull, left: Left::Awake, error });
+        }
         let params = WakeParams { identity: None, fork: false };
         if let Err(error) = self.body.link.wake(params, WAKE_LIMIT).await {
             tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a sleep given up");
@@ -199,7 +230,9 @@ impl Worker {
 
     /// Ends the machine and removes all that belongs to the sandbox.
     pub(super) async fn destroy(&mut self) -> Result<Report, Failed> {
-        let fail = |error: &(dyn std::error::Error + 'static)| failed(FailureCode::DestroyFailed, Left::Lost, error);
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::DestroyFailed, Left::Lost, error)
+        };
         let noted = self.record.change(|manifest| {
             manifest.state = State::Deleting;
             manifest.since = Moment::now();
@@ -211,7 +244,7 @@ impl Worker {
         self.body.end_machine("the sandbox is deleted").await.map_err(|error| fail(&error))?;
         fault::point("deleting");
         if let Some(mut port) = self.body.port.take()
-            && let Err(error) = port.remove().await
+            && let Err(error) = port.remove()
         {
             self.body.port = Some(port);
             return Err(fail(&error));
