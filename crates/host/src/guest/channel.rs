@@ -13,7 +13,10 @@ use wire::{
     frame::PAYLOAD_MAX,
 };
 
-use super::link::{GuestError, GuestLink, Inner, LinkState};
+use super::{
+    error::GuestError,
+    link::{GuestLink, Inner, LinkState},
+};
 
 /// How long a guest may take for an answer that needs no more than a look (a stat, a sample, a signal), counting only time
 /// that it runs. Generous: under emulation on a busy machine a first answer takes some hundred milliseconds.

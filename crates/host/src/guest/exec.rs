@@ -13,8 +13,9 @@ use wire::{
 
 use super::{
     channel::{ANSWER_LIMIT, Channel, Incoming},
+    error::GuestError,
     files::Upload,
-    link::{GuestError, GuestLink},
+    link::GuestLink,
 };
 
 /// Which output is wanted.

@@ -12,7 +12,8 @@ use wire::{Entry, Reply, Request, Stat, WriteSpec};
 
 use super::{
     channel::{ANSWER_LIMIT, Channel, Incoming},
-    link::{GuestError, GuestLink},
+    error::GuestError,
+    link::GuestLink,
 };
 
 /// Bytes read at a time by [`Upload::copy_from`].

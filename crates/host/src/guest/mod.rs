@@ -24,17 +24,16 @@
 
 mod channel;
 mod connection;
+mod error;
 mod exec;
 mod files;
 mod link;
 mod ports;
 
+pub use error::{GuestError, LinkError, WakeError};
 pub use exec::{ExecOutput, ExecStarted, Which};
 pub use files::{Download, FileReader, Listing, Upload};
-pub use link::{
-    Continuity, FREEZE_LIMIT_MS, GuestError, GuestLink, LinkError, LinkState, QuiesceOptions,
-    WakeError, WakeParams,
-};
+pub use link::{Continuity, FREEZE_LIMIT_MS, GuestLink, LinkState, QuiesceOptions, WakeParams};
 pub use ports::PortStream;
 pub use wire::{
     Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode,

@@ -12,7 +12,8 @@ use wire::{Reply, Request};
 
 use super::{
     channel::{ANSWER_LIMIT, Channel, Incoming},
-    link::{GuestError, GuestLink},
+    error::GuestError,
+    link::GuestLink,
 };
 
 impl GuestLink {
