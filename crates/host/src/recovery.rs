@@ -118,7 +118,7 @@ async fn take_up(
     let mut body = Body::new(files, slot).map_err(|error| chain(&error))?;
     let found = Finder { ground, record: &record, body: &mut body, id: &id }.find().await?;
     let Some(found) = found else {
-        undo(&mut body, &id).await?;
+        undo(&mut body, &id)?;
         return Ok(None);
     };
     let mut timeline = Timeline::open(id.clone(), &body.files.timeline(), events.clone())
@@ -415,7 +415,7 @@ async fn end_process(process: &ProcessId) -> std::io::Result<()> {
 }
 
 /// Removes what a creation or copy that was cut off has left.
-async fn undo(body: &mut Body, id: &SandboxId) -> Result<(), String> {
+fn undo(body: &mut Body, id: &SandboxId) -> Result<(), String> {
     tracing::info!(sandbox = %id, "an unfinished creation is undone");
     if let Some(port) = body.port.as_mut() {
         port.remove().map_err(|error| error.to_string())?;

@@ -149,7 +149,7 @@ mod tests {
             "data": {"total_ms": 31.25, "phases_ms": {"spawn": 21.3, "load": 9.95}},
         }))
         .unwrap();
-        let want = "2026-11-30T10:15:30.123Z  woke       woken by a request to port 8000, 31.2 ms (load 9.9, spawn 21.3)";
+        let want = "2026-11-30T10:15:30.123Z  woke       woken by a request to port 8000, 31.2 ms (spawn 21.3, load 9.9)";
         assert_eq!(line(&event), want);
     }
 }
