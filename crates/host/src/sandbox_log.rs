@@ -106,7 +106,7 @@ mod tests {
         });
         let text =
             std::fs::read_to_string(dir.path().join(id.as_str()).join("daemon.log")).expect("log");
-        assert!(text.ends_with(" WARN boot stayed silent tries=2\n"), "{text}");
+        assert!(text.ends_with("Z WARN  boot stayed silent tries=2\n"), "{text}");
         assert_eq!(text.lines().count(), 1);
     }
 }

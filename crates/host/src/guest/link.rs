@@ -255,7 +255,7 @@ impl GuestLink {
         }
     }
 
-    /// The guest is dead: everything that waits on it ends with [`GuestError::Gone`].
+    /// The guest is dead: everything that waits on it ends with [`GuestError::Gone`](super::GuestError::Gone).
     pub fn lost(&self, reason: &str) {
         self.inner.lose(reason);
     }
