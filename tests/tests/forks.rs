@@ -11,13 +11,14 @@ fn count() -> usize {
     std::env::var("DORMOUSE_SOAK_FORKS").ok().map_or(3, |text| text.parse().expect("a number"))
 }
 
-/// Draws random bytes and UUIDs in a loop, and notes the first that it draws after each change of its host name.
+/// Draws random bytes and UUIDs in a loop, and notes the first that it draws after each change of its host name. Looked at
+/// first: what it has drawn before it was copied is its parent's too.
 const DRAWS: &str = r"
 import os, uuid, time
 name = ''
 while True:
-    drawn = os.urandom(16).hex() + ' ' + str(uuid.uuid4())
     now = open('/proc/sys/kernel/hostname').read().strip()
+    drawn = os.urandom(16).hex() + ' ' + str(uuid.uuid4())
     if now != name:
         name = now
         open('/work/drawn.' + now, 'w').write(drawn)
