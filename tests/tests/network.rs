@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::net::TcpListener;
 
+use e2e::far::Far;
 use e2e::lab::LISTEN_PROGRAM as LISTEN;
 use e2e::{isolated, net, test_name};
 
@@ -24,31 +25,11 @@ fn guests_reach_the_internet_and_nothing_else() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "a", "--sleep-after-seconds", "never"]);
         lab.ok(&["sandboxes", "create", "--name", "b", "--sleep-after-seconds", "never"]);
-        // "The internet" is another namespace behind a link with a public-looking address (TEST-NET-3).
-        net::output("ip", &["link", "add", "wan", "type", "veth", "peer", "name", "far"]);
-        let far = std::process::Command::new("unshare")
-            .args(["--net", "sleep", "600"])
-            .spawn()
-            .expect("a namespace");
-        let pid = far.id().to_string();
-        e2e::until("the namespace is there", || {
-            let own = std::fs::read_link("/proc/self/ns/net").ok()?;
-            let other = std::fs::read_link(format!("/proc/{pid}/ns/net")).ok()?;
-            (own != other).then_some(())
-        });
-        net::output("ip", &["link", "set", "far", "netns", &pid]);
-        net::output("ip", &["addr", "add", "203.0.113.1/24", "dev", "wan"]);
-        net::output("ip", &["link", "set", "wan", "up"]);
-        let inside = |arguments: &[&str]| {
-            net::output("nsenter", &[&["--net", "--target", &pid, "--"], arguments].concat())
-        };
-        inside(&["ip", "addr", "add", "203.0.113.9/24", "dev", "far"]);
-        inside(&["ip", "link", "set", "far", "up"]);
-        let server = "import socket\ns=socket.socket(); s.bind(('203.0.113.9',80)); s.listen()\nwhile 1:\n c,a=s.accept(); c.sendall(('hello '+a[0]).encode()); c.close()";
-        let mut serving = std::process::Command::new("nsenter")
-            .args(["--net", "--target", &pid, "--", "python3", "-c", server])
-            .spawn()
-            .expect("a server");
+        let mut far = Far::make();
+        far.serve(
+            "import socket\ns=socket.socket(); s.bind(('203.0.113.9',80)); s.listen()\n\
+             while 1:\n c,a=s.accept(); c.sendall(('hello '+a[0]).encode()); c.close()",
+        );
 
         let answer = e2e::until("the far server answers", || {
             let output =
@@ -81,12 +62,6 @@ fn guests_reach_the_internet_and_nothing_else() {
             &format!("ip addr add {b}/32 dev eth0; ping -c1 -W2 -I {b} 203.0.113.9 || exit 9"),
         ]);
         assert_ne!(spoofed.status.code(), Some(0));
-
-        serving.kill().expect("ends");
-        serving.wait().expect("gone");
-        let mut far = far;
-        far.kill().expect("ends");
-        far.wait().expect("gone");
     });
 }
 
@@ -115,5 +90,53 @@ fn ports_on_loopback_are_reached_through_the_link() {
         .map_or_else(|error| error.kind().to_string(), |_| String::new());
         direct.make_ascii_lowercase();
         assert!(direct.contains("refused"), "only its loopback listens: {direct}");
+    });
+}
+
+/// Accepts, and holds what it accepts without a word.
+const SILENT: &str = "import socket\ns=socket.socket(); s.bind(('203.0.113.9',443)); s.listen()\nheld=[]\nwhile 1: held.append(s.accept())";
+
+#[test]
+fn s02_a_silent_outbound_connection_keeps_it_awake_and_the_reason_is_named() {
+    isolated(test_name!(), |lab| {
+        let mut far = Far::make();
+        far.serve(SILENT);
+        lab.ok(&["sandboxes", "create", "--name", "agent", "--sleep-after-seconds", "2"]);
+        let connect = "import socket; s=socket.create_connection(('203.0.113.9',443)); s.recv(1)";
+        let exec = lab.json(&["exec", "agent", "--background", "--", "python3", "-c", connect]);
+        let begun = std::time::Instant::now();
+        // Far longer than it would stay awake without.
+        e2e::until("it was awake for 10 s", || {
+            let view = lab.view("agent");
+            assert_eq!(view["status"], "running", "{view}");
+            (begun.elapsed().as_secs() >= 10).then_some(())
+        });
+        let view = lab.view("agent");
+        let reasons = view["awake_because"].as_array().cloned().unwrap_or_default();
+        assert!(reasons.iter().any(|reason| reason["reason"] == "outbound_tcp"), "{view}");
+        // Without it, it sleeps.
+        let pid = exec["pid"].as_u64().expect("a process");
+        lab.sh("agent", &format!("kill {pid}"));
+        lab.wait_status("agent", "sleeping");
+    });
+}
+
+#[test]
+fn s02_packets_keep_it_awake() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "2"]);
+        let address = lab.view("web")["address"].as_str().expect("an address").to_owned();
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        let begun = std::time::Instant::now();
+        e2e::until("packets came for 8 s", || {
+            socket.send_to(b"x", (address.as_str(), 9)).expect("sent");
+            let view = lab.view("web");
+            assert_eq!(view["status"], "running", "{view}");
+            (begun.elapsed().as_secs() >= 8).then_some(())
+        });
+        let view = lab.view("web");
+        let reasons = view["awake_because"].as_array().cloned().unwrap_or_default();
+        assert!(reasons.iter().any(|reason| reason["reason"] == "packets"), "{view}");
+        lab.wait_status("web", "sleeping");
     });
 }

@@ -92,6 +92,41 @@ fn s08_reading_and_listing_wake_nothing_and_hold_nothing_awake() {
     });
 }
 
+#[test]
+fn s08_a_request_while_it_falls_asleep_is_served() {
+    isolated(test_name!(), |lab| {
+        let link = counter(lab, "web");
+        let mut expected = 1;
+        for tier in ["memory", "disk"] {
+            for after_ms in [0, 2, 5, 10, 20, 40, 60, 80, 100] {
+                let mut sleeping = lab
+                    .command(&["sandboxes", "sleep", "web", "--tier", tier])
+                    .stdout(std::process::Stdio::null())
+                    .stderr(std::process::Stdio::null())
+                    .spawn()
+                    .expect("`dormouse` starts");
+                let begun = std::time::Instant::now();
+                until("the moment has come", || {
+                    (begun.elapsed().as_millis() >= after_ms).then_some(())
+                });
+                let answer = net::follow(&link).expect("answered without a retry");
+                expected += 1;
+                assert_eq!(
+                    (answer.status, answer.body.trim()),
+                    (200, expected.to_string().as_str()),
+                    "{tier}, {after_ms} ms"
+                );
+                sleeping.wait().expect("the call ends");
+            }
+        }
+        let (slept, woke) = (lab.events("web", "slept").len(), lab.events("web", "woke").len());
+        println!(
+            "18 races: {slept} sleeps, {woke} wakes, {} cancelled",
+            lab.events("web", "awake").len()
+        );
+    });
+}
+
 /// Something that needs the guest.
 type Call = Box<dyn Fn(&Lab)>;
 
