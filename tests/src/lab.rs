@@ -75,7 +75,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    fn new(name: &str) -> Self {
+    /// A lab without a daemon yet. For programs that are in a network namespace of their own already; tests call
+    /// [`isolated`].
+    pub fn new(name: &str) -> Self {
         let base = workspace().join("target/e2e/runs");
         std::fs::create_dir_all(&base).expect("folder for runs");
         // Short: the daemon's socket is below it, and paths of sockets have 107 bytes.
@@ -272,7 +274,7 @@ impl Lab {
 
     /// Deletes every sandbox, ends the daemon, and looks that nothing is left.
     #[track_caller]
-    fn tear_down(&mut self) {
+    pub fn tear_down(&mut self) {
         if self.daemon.is_none() {
             return;
         }

@@ -7,6 +7,7 @@
 //! Tests wait for states, never for times; each wait has a bound that only a hang reaches.
 #![forbid(unsafe_code)]
 
+pub mod bench;
 pub mod far;
 pub mod lab;
 pub mod net;

@@ -103,7 +103,8 @@ pub fn connect(address: &str, port: u16) -> TcpStream {
     stream
 }
 
-fn parse(bytes: &[u8]) -> Option<Answer> {
+/// An answer from all the bytes of a connection.
+pub(crate) fn parse(bytes: &[u8]) -> Option<Answer> {
     let text = String::from_utf8_lossy(bytes);
     let (head, body) = text.split_once("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?.parse().ok()?;
