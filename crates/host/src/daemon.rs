@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use api::{ApiError, Code, Event, SandboxId};
 use tokio::sync::{broadcast, mpsc};
 use vmm::qemu::{DiscoverError, Known, Places};
-use vmm::{Account, MachineSpec, Outlets, Qemu};
+use vmm::{Account, Disk, MachineSpec, Outlets, Qemu};
 
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
@@ -80,7 +80,7 @@ impl Daemon {
                 None
             }
         };
-        let fingerprint = qemu.fingerprint(&any_machine());
+        let fingerprint = qemu.fingerprint(&any_machine().map_err(StartError::Network)?);
         let disk_low = watch_disk(settings.sandboxes_dir());
         let ground = Arc::new(Ground {
             disk_low,
@@ -203,17 +203,18 @@ async fn discover(settings: &Settings) -> Result<Qemu, StartError> {
     Ok(qemu)
 }
 
-/// A machine whose fingerprint stands for everything in it that does not depend on the machine.
-fn any_machine() -> MachineSpec {
+/// A machine with every device that sandboxes have: its fingerprint stands for all that does not depend on one of them.
+fn any_machine() -> io::Result<MachineSpec> {
     let nowhere = std::path::PathBuf::from("/nonexistent");
-    MachineSpec {
+    let no_tap = Arc::new(File::open("/dev/null")?.into());
+    Ok(MachineSpec {
         label: "any".to_owned(),
         cpus: 1,
         memory_mib: 512,
         memory: nowhere.clone(),
-        disk: None,
-        network: None,
+        disk: Some(Disk { overlay: nowhere.clone(), base: nowhere.clone() }),
+        network: Some(vmm::Network { tap: no_tap, mac: [2, 0, 0, 0, 0, 1] }),
         outlets: Outlets { sockets: nowhere.clone(), console: nowhere.clone(), log: nowhere },
         account: Account::ROOT,
-    }
+    })
 }
