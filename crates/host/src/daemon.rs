@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use api::{ApiError, Code, Event, SandboxId};
 use tokio::sync::{broadcast, mpsc};
+use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
-use vmm::{Account, Disk, MachineSpec, Outlets, Qemu};
 
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
@@ -80,13 +80,13 @@ impl Daemon {
                 None
             }
         };
-        let fingerprint = qemu.fingerprint(&any_machine().map_err(StartError::Network)?);
+        let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
         let disk_low = watch_disk(settings.sandboxes_dir());
         let ground = Arc::new(Ground {
             disk_low,
             settings,
             qemu,
-            fingerprint,
+            no_tap,
             subnet,
             slots: Slots::default(),
             templates: Templates::default(),
@@ -201,20 +201,4 @@ async fn discover(settings: &Settings) -> Result<Qemu, StartError> {
         }
     }
     Ok(qemu)
-}
-
-/// A machine with every device that sandboxes have: its fingerprint stands for all that does not depend on one of them.
-fn any_machine() -> io::Result<MachineSpec> {
-    let nowhere = std::path::PathBuf::from("/nonexistent");
-    let no_tap = Arc::new(File::open("/dev/null")?.into());
-    Ok(MachineSpec {
-        label: "any".to_owned(),
-        cpus: 1,
-        memory_mib: 512,
-        memory: nowhere.clone(),
-        disk: Some(Disk { overlay: nowhere.clone(), base: nowhere.clone() }),
-        network: Some(vmm::Network { tap: no_tap, mac: [2, 0, 0, 0, 0, 1] }),
-        outlets: Outlets { sockets: nowhere.clone(), console: nowhere.clone(), log: nowhere },
-        account: Account::ROOT,
-    })
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use vmm::{Fingerprint, Qemu};
+use vmm::{Account, Disk, Fingerprint, MachineSpec, Network, Outlets, Qemu};
 
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
@@ -17,8 +17,8 @@ use crate::template::Templates;
 pub(crate) struct Ground {
     pub(crate) settings: Settings,
     pub(crate) qemu: Qemu,
-    /// Of QEMU itself; the parts about one machine in it mean nothing.
-    pub(crate) fingerprint: Fingerprint,
+    /// Stands for a tap where only the shape of a machine is wanted.
+    pub(crate) no_tap: std::sync::Arc<std::os::fd::OwnedFd>,
     pub(crate) subnet: Subnet,
     pub(crate) slots: Slots,
     pub(crate) templates: Templates,
@@ -27,6 +27,24 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
+    /// What a state of a sandbox of this size, saved here and now, depends on.
+    pub(crate) fn fingerprint(&self, cpus: u32, memory_mib: u32) -> Fingerprint {
+        let nowhere = std::path::PathBuf::from("/nonexistent");
+        self.qemu.fingerprint(&MachineSpec {
+            label: "any".to_owned(),
+            cpus,
+            memory_mib,
+            memory: nowhere.clone(),
+            disk: Some(Disk { overlay: nowhere.clone(), base: nowhere.clone() }),
+            network: Some(Network {
+                tap: std::sync::Arc::clone(&self.no_tap),
+                mac: [2, 0, 0, 0, 0, 1],
+            }),
+            outlets: Outlets { sockets: nowhere.clone(), console: nowhere.clone(), log: nowhere },
+            account: Account::ROOT,
+        })
+    }
+
     /// The image that a name stands for.
     pub(crate) fn image(&self, name: &str) -> Result<Image, ImageError> {
         let dir = self.settings.images_dir();

@@ -130,14 +130,15 @@ impl Templates {
         cpus: u32,
         memory_mib: u32,
     ) -> Result<Arc<Template>, TemplateError> {
-        let name = name(ground, image, cpus, memory_mib);
+        let machine = ground.fingerprint(cpus, memory_mib);
+        let name = name(image, &machine);
         let dir = ground.settings.templates_dir().join(&name);
-        if let Some(template) = open(&dir)? {
+        if let Some(template) = open(&dir, &machine)? {
             return Ok(Arc::new(template));
         }
         let _alone = self.making.lock().await;
         let _alone_on_this_host = lock(&ground.settings.templates_dir()).await?;
-        if let Some(template) = open(&dir)? {
+        if let Some(template) = open(&dir, &machine)? {
             return Ok(Arc::new(template));
         }
         let mut last_console = dir.join("console.log");
@@ -159,8 +160,8 @@ impl Templates {
                         source,
                     })?;
                     vmm::files::sync_folder(&ground.settings.templates_dir())?;
-                    let made =
-                        open(&dir)?.ok_or(TemplateError::Silent { console: last_console })?;
+                    let made = open(&dir, &machine)?
+                        .ok_or(TemplateError::Silent { console: last_console })?;
                     tracing::info!(
                         template = name,
                         memory_bytes = made.about.memory_bytes,
@@ -272,25 +273,27 @@ pub(crate) fn boot_image(ground: &Ground, image: &Image) -> BootImage {
     BootImage { kernel: image.kernel(), initrd: image.initrd(), cmdline }
 }
 
-/// A template's folder name: the digest of all that it depends on.
-fn name(ground: &Ground, image: &Image, cpus: u32, memory_mib: u32) -> String {
-    let fingerprint = &ground.fingerprint;
-    let machine = (
-        ground.qemu.version().to_string(),
-        ground.qemu.cpu_model(),
-        ground.qemu.accelerator().to_string(),
-    );
+/// A template's folder name: the digest of all that it depends on, but the TSC rate, which is never measured twice the same.
+fn name(image: &Image, machine: &Fingerprint) -> String {
+    let Fingerprint {
+        qemu_version,
+        binary_sha256,
+        firmware_sha256,
+        accelerator,
+        cpu_model,
+        machine_line,
+        ..
+    } = machine;
     let text = format!(
-        "{FORMAT}|{}|{cpus}|{memory_mib}|{machine:?}|{}",
+        "{FORMAT}|{}|{qemu_version}|{binary_sha256}|{firmware_sha256}|{accelerator}|{cpu_model}|{machine_line}",
         image.id().as_str(),
-        fingerprint.binary_sha256
     );
     hex(&Sha256::digest(text.as_bytes()))[..32].to_owned()
 }
 
 /// A published template; `None` where there is none. One that cannot be read is moved aside and made anew: nothing but time
 /// is lost, as every sandbox has its own copy.
-fn open(dir: &Path) -> Result<Option<Template>, TemplateError> {
+fn open(dir: &Path, machine: &Fingerprint) -> Result<Option<Template>, TemplateError> {
     let files = Files::in_dir(dir);
     let text = match std::fs::read(files.manifest()) {
         Ok(text) => text,
@@ -299,19 +302,22 @@ fn open(dir: &Path) -> Result<Option<Template>, TemplateError> {
             return Err(TemplateError::File { doing: "read the template's manifest", source });
         }
     };
-    match serde_json::from_slice::<About>(&text) {
-        Ok(about) if about.format == FORMAT => Ok(Some(Template { files, about })),
-        unreadable => {
-            let aside = dir.with_extension(format!("damaged-{}", crate::clock::unix_ms()));
-            tracing::error!(dir = %dir.display(), aside = %aside.display(), ?unreadable, "unreadable template moved aside");
-            let moved = std::fs::rename(dir, aside);
-            moved.map_err(|source| TemplateError::File {
-                doing: "move a damaged template aside",
-                source,
-            })?;
-            Ok(None)
-        }
-    }
+    let why = match serde_json::from_slice::<About>(&text) {
+        Ok(about) if about.format != FORMAT => format!("it has format {}", about.format),
+        Ok(about) => match about.machine.compatible(machine) {
+            Ok(()) => return Ok(Some(Template { files, about })),
+            Err(mismatch) => mismatch.to_string(),
+        },
+        Err(error) => error.to_string(),
+    };
+    let aside = dir.with_extension(format!("unusable-{}", crate::clock::unix_ms()));
+    tracing::warn!(dir = %dir.display(), aside = %aside.display(), why, "unusable template moved aside");
+    let moved = std::fs::rename(dir, aside);
+    moved.map_err(|source| TemplateError::File {
+        doing: "move an unusable template aside",
+        source,
+    })?;
+    Ok(None)
 }
 
 /// Held while a template is made: daemons may share the folder.

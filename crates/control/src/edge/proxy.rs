@@ -102,6 +102,9 @@ async fn pass_on(
     let server = switched.then(|| hyper::upgrade::on(&mut response));
     pass(response.headers_mut(), agreed);
     add_wake(response.headers_mut(), woke_ms);
+    // The version speaks of one connection: said again to the client, HTTP/1.0 would end its own, and a body without a
+    // length would have no mark at its end.
+    *response.version_mut() = Version::HTTP_11;
     match (client, server) {
         (Some(client), Some(server)) => {
             // Open and silent it keeps nothing awake: its packets do.

@@ -125,7 +125,14 @@ impl Execs {
         let cgroup = match &self.cgroup {
             Some(cgroup) => {
                 let child = cgroup.child(&format!("exec-{id}"));
-                Some(child.map_err(|error| io_failure(&error, "exec", "make its cgroup"))?)
+                let child = child.map_err(|error| io_failure(&error, "exec", "make its cgroup"))?;
+                // Root in the guest may have frozen either, and may have made the child before us: the process would enter
+                // it between fork and exec and stand there, and this program, which waits for the exec, with it.
+                for cgroup in [cgroup, &child] {
+                    let thawed = cgroup.thaw();
+                    thawed.map_err(|error| io_failure(&error, "exec", "thaw its cgroup"))?;
+                }
+                Some(child)
             }
             None => None,
         };
