@@ -38,7 +38,7 @@ use crate::ground::Ground;
 use crate::guest::{Continuity, WakeParams};
 use crate::manifest::{self, Manifest, ManifestError, State};
 use crate::record::Record;
-use crate::sandbox::body::{Body, machine_spec};
+use crate::sandbox::body::{Body, identity_owed, machine_spec};
 use crate::sandbox::work::{WAKE_LIMIT, chain};
 use crate::sandbox::{Beginning, Handle, start};
 use crate::settings::Files;
@@ -247,20 +247,8 @@ impl Finder<'_> {
         let met = self.body.link.attach(socket, Continuity::Unknown, WAKE_LIMIT).await;
         let woke = match met {
             Ok(_) => {
-                let (needs_identity, name) =
-                    self.record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
-                let who = if needs_identity {
-                    let mut machine_id = [0; 16];
-                    getrandom::fill(&mut machine_id).map_err(|error| error.to_string())?;
-                    Some(crate::sandbox::body::identity(
-                        self.ground,
-                        &name,
-                        self.body.slot.number(),
-                        machine_id,
-                    ))
-                } else {
-                    None
-                };
+                let who = identity_owed(self.ground, self.record, self.body.slot.number())
+                    .map_err(|error| error.to_string())?;
                 let params = WakeParams { fork: who.is_some(), identity: who };
                 self.body
                     .link

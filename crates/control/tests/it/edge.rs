@@ -315,6 +315,38 @@ impl Answer {
     }
 }
 
+/// A server that speaks HTTP/1.0 (Python's own does) and marks the end of its body by closing its connection: the client's
+/// connection is kept, and the body has an end that can be told from a broken one.
+#[tokio::test]
+async fn an_old_server_does_not_end_the_clients_connection() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(b"HTTP/1.0 200 OK\r\nServer: old\r\n\r\nhello").await.unwrap();
+        }
+    });
+    let host = world.link("web", port).await;
+    let (mut sender, wire) =
+        hyper::client::conn::http1::handshake(TokioIo::new(world.connect().await)).await.unwrap();
+    tokio::spawn(wire);
+    for _ in 0..2 {
+        sender.ready().await.unwrap();
+        let response = sender.send_request(get(&host, "/")).await.unwrap();
+        assert_eq!(response.version(), hyper::Version::HTTP_11);
+        let answer = Answer::read(response).await;
+        assert_eq!((answer.status, &answer.body[..]), (200, &b"hello"[..]));
+        assert_eq!(answer.header("transfer-encoding"), Some("chunked"));
+    }
+}
+
 /// Connections of clients are kept, and requests on one may go to different sandboxes.
 #[tokio::test]
 async fn one_connection_serves_many_requests() {

@@ -342,3 +342,41 @@ fn now_ms() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_millis()).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(folder: &std::path::Path) -> Settings {
+        Settings {
+            cgroup: None,
+            execs: folder.join("exec"),
+            awake_socket: None,
+            reap_all: false,
+            proc: "/proc".into(),
+            etc: "/etc".into(),
+        }
+    }
+
+    /// Files stand for the kernel's: what matters is what is written to them before the program is started.
+    #[tokio::test]
+    async fn a_cgroup_that_the_guest_froze_is_thawed_before_a_program_enters_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let user = folder.path().join("user");
+        let child = user.join(format!("exec-{}", ExecId(1)));
+        fs::create_dir_all(&child).unwrap();
+        fs::write(child.join("cgroup.procs"), "").unwrap();
+        let freezers = [&user, &child].map(|cgroup| cgroup.join("cgroup.freeze"));
+        for freezer in &freezers {
+            fs::write(freezer, "1").unwrap();
+        }
+        let cgroup = Cgroup::make(user).unwrap();
+        let execs = Execs::start(&settings(folder.path()), Some(cgroup), [0; 16]).unwrap();
+        let (id, _) = execs.run(ExecSpec::argv(["true"])).unwrap();
+        assert_eq!(id, ExecId(1));
+        assert_eq!(fs::read_to_string(child.join("cgroup.procs")).unwrap(), "0");
+        for freezer in freezers {
+            assert_eq!(fs::read_to_string(&freezer).unwrap(), "0", "{}", freezer.display());
+        }
+    }
+}

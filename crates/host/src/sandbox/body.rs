@@ -13,7 +13,8 @@ use vmm::{Account, Disk, Machine, MachineSpec, Network, Outlets};
 
 use crate::ground::Ground;
 use crate::guest::{GuestLink, LinkError};
-use crate::network::{GATEWAY_MAC, Subnet};
+use crate::network::GATEWAY_MAC;
+use crate::record::Record;
 use crate::settings::Files;
 use crate::slots::Slot;
 use crate::tap::Port;
@@ -102,16 +103,21 @@ pub(crate) fn machine_spec(
     }
 }
 
-/// Who the guest in this slot is.
-pub(crate) fn identity(
+/// Who a guest shall be that has not been told yet (a copy, or one booted anew); `None`: it knows.
+pub(crate) fn identity_owed(
     ground: &Ground,
-    name: &str,
+    record: &Record,
     slot: u32,
-    machine_id: [u8; 16],
-) -> crate::guest::Identity {
-    let subnet: Subnet = ground.subnet;
-    crate::guest::Identity {
-        hostname: name.to_owned(),
+) -> Result<Option<crate::guest::Identity>, getrandom::Error> {
+    let (owed, name) = record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
+    if !owed {
+        return Ok(None);
+    }
+    let mut machine_id = [0; 16];
+    getrandom::fill(&mut machine_id)?;
+    let subnet = ground.subnet;
+    Ok(Some(crate::guest::Identity {
+        hostname: name,
         machine_id,
         network: Some(crate::guest::Network {
             mac: subnet.mac(slot),
@@ -120,5 +126,5 @@ pub(crate) fn identity(
             gateway_mac: GATEWAY_MAC,
             nameservers: vec![subnet.gateway().octets()],
         }),
-    }
+    }))
 }

@@ -13,7 +13,7 @@ use crate::fault;
 use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
 use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
-use crate::sandbox::body::{identity, machine_spec};
+use crate::sandbox::body::{identity_owed, machine_spec};
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
 
 impl Worker {
@@ -272,19 +272,9 @@ impl Worker {
 
     /// Clock, entropy, identity, then the guest's programs; from then on it is another life.
     async fn go_on(&mut self) -> Result<Report, Failed> {
-        let (needs_identity, name) =
-            self.record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
-        let who = if needs_identity {
-            let mut machine_id = [0; 16];
-            getrandom::fill(&mut machine_id).map_err(|error| Failed {
-                code: FailureCode::AgentSilent,
-                left: Left::Awake,
-                error: error.to_string(),
-            })?;
-            Some(identity(&self.ground, &name, self.body.slot.number(), machine_id))
-        } else {
-            None
-        };
+        let who = identity_owed(&self.ground, &self.record, self.body.slot.number());
+        let who = who.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
+        let needs_identity = who.is_some();
         let params = WakeParams { fork: who.is_some(), identity: who };
         let woke = self.body.link.wake(params, WAKE_LIMIT).await;
         self.phases.mark("guest");
