@@ -45,29 +45,24 @@ pub(crate) fn build(profile: &str) -> Result<Programs> {
     command.args(["build", "--locked", "--package", "dormouse", "--profile", profile]);
     let dormouse = built(&mut command)?;
 
-    let mut command = process::cargo();
-    command.args([
-        "build",
-        "--locked",
-        "--package",
-        "guest",
-        "--bins",
-        "--profile",
-        "guest",
-        "--target",
-        TARGET,
-    ]);
-    command.env("RUSTFLAGS", "-C target-feature=+crt-static");
-    command.env_remove("CARGO_ENCODED_RUSTFLAGS");
-    let agent = built(&mut command)?;
-
+    let agent = build_for_guests("guest", "--bins")?;
     let guest = dormouse.with_file_name(GUEST_AGENT);
     replace(&agent, &guest)?;
     Ok(Programs { dormouse, guest })
 }
 
+/// Builds a program that runs in any guest: statically linked, in the profile of the guest agent.
+pub(crate) fn build_for_guests(package: &str, which: &str) -> Result<PathBuf> {
+    let mut command = process::cargo();
+    command.args(["build", "--locked", "--package", package, which, "--profile", "guest"]);
+    command.args(["--target", TARGET]);
+    command.env("RUSTFLAGS", "-C target-feature=+crt-static");
+    command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+    built(&mut command)
+}
+
 /// Runs `cargo build` and returns where it put the one program, as cargo itself says it.
-fn built(command: &mut Command) -> Result<PathBuf> {
+pub(crate) fn built(command: &mut Command) -> Result<PathBuf> {
     /// What is read of one line of cargo's output.
     #[derive(Deserialize)]
     struct Message {
