@@ -1,13 +1,14 @@
 //! What most figures are measured on: a daemon, a sandbox with a counter and a bare server in it, and images of the same
 //! guest for doing it by hand.
 
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
 use super::Options;
 use super::api::Api;
-use super::hand::{Bare, Image, Machine};
+use super::hand::{BARE_PORT, Bare, Image, Machine};
 use super::request::Target;
 use crate::{Lab, until};
 
@@ -105,7 +106,8 @@ pub(crate) fn with_counter(lab: &Lab, api: &Api, bare: &Path, name: &str, memory
         &COUNTER_PORT.to_string(),
     ]);
     with_bare(lab, bare, name);
-    // The port is tried again until somebody listens.
+    let address = address(api, name);
+    until("the counter listens", || TcpStream::connect((address.as_str(), COUNTER_PORT)).ok());
     Target::link(&api.link(name)).count();
 }
 
@@ -125,9 +127,7 @@ fn with_bare(lab: &Lab, bare: &Path, name: &str) {
     lab.ok(&["exec", name, "--", "chmod", "+x", "/work/bare"]);
     lab.ok(&["exec", name, "--background", "--", "/work/bare"]);
     let address = address(&Api::of(lab), name);
-    until("the bare server listens", || {
-        std::net::TcpStream::connect((address.as_str(), super::hand::BARE_PORT)).ok()
-    });
+    until("the bare server listens", || TcpStream::connect((address.as_str(), BARE_PORT)).ok());
     Bare::open(&address).order(b't');
 }
 
