@@ -47,11 +47,14 @@ impl Wire {
         let stop = Arc::clone(&enough);
         let watcher = std::thread::spawn(move || {
             let (mut seen, mut frame) = (Vec::new(), [0; FRAME_BYTES]);
-            while !stop.load(Ordering::Relaxed) {
-                let ready =
-                    poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&LOOK)).expect("waited");
+            loop {
+                let ready = poll(&mut [PollFd::new(&socket, PollFlags::IN)], Some(&LOOK));
                 let now = Instant::now();
-                if ready == 0 {
+                if ready.expect("waited") == 0 {
+                    // Only when all that has come is seen.
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
                     continue;
                 }
                 let (length, _) = recv(&socket, &mut frame, RecvFlags::empty()).expect("a frame");
