@@ -201,7 +201,13 @@ pub(crate) fn output(
     let (events, receiver) = mpsc::channel(OUTPUT_BACKLOG);
     tokio::spawn(async move {
         let _guard = guard;
-        while let Some(chunk) = chunks.next().await {
+        loop {
+            // A reader that goes away is noticed though the command says nothing: it waits for nothing any more.
+            let chunk = tokio::select! {
+                chunk = chunks.next() => chunk,
+                () = events.closed() => return,
+            };
+            let Some(chunk) = chunk else { break };
             let event = chunk.map_err(guest_error).map(|chunk| OutputEvent::Data {
                 stream: match chunk.stream {
                     Stream::Stdout => Output::Stdout,
@@ -216,11 +222,11 @@ pub(crate) fn output(
             }
         }
         if from.follow {
-            let event = link
-                .exec_wait(id)
-                .await
-                .map(|ended| OutputEvent::Exit(exit(ended)))
-                .map_err(guest_error);
+            let ended = tokio::select! {
+                ended = link.exec_wait(id) => ended,
+                () = events.closed() => return,
+            };
+            let event = ended.map(|ended| OutputEvent::Exit(exit(ended))).map_err(guest_error);
             // The reader may have gone away.
             let _ = events.send(event).await;
         }
@@ -265,6 +271,11 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
         GuestError::Gone { .. } => {
             ApiError::new(Code::CommandLost, "the sandbox's machine ended before this did")
                 .hint("what was written to its disk is there; its events say how the machine ended")
+        }
+        GuestError::TooLarge { bytes, max } => {
+            let text = format!("the request has {bytes} bytes, the guest agent takes {max}");
+            ApiError::new(Code::TooLarge, text)
+                .hint("put a long command or environment into a file and run that")
         }
         GuestError::Busy => ApiError::new(Code::NoCapacity, error.to_string()),
         GuestError::TimedOut { .. } => ApiError::new(Code::Timeout, error.to_string()),

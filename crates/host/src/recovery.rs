@@ -35,11 +35,10 @@ use vmm::{Machine, ProcessId};
 use crate::clock::{self, Moment};
 use crate::daemon::StartError;
 use crate::ground::Ground;
-use crate::guest::{Continuity, WakeParams};
 use crate::manifest::{self, Manifest, ManifestError, State};
 use crate::record::Record;
-use crate::sandbox::body::{Body, identity_owed, machine_spec};
-use crate::sandbox::work::{WAKE_LIMIT, chain};
+use crate::sandbox::body::{Body, machine_spec};
+use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, Handle, start};
 use crate::settings::Files;
 use crate::slots::Slot;
@@ -155,8 +154,22 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// What there is of it; `None`: it is to be undone.
+    /// What there is of it; `None`: it is to be undone. A machine that cannot be taken up is of no use to anybody: it is ended,
+    /// and lost.
     async fn find(mut self) -> Result<Option<Recovered>, String> {
+        let manifest = self.record.get();
+        match self.find_by_state().await {
+            Err(error) => {
+                tracing::error!(sandbox = %self.id, error, "could not be taken up");
+                let process = self.process(&manifest)?;
+                self.end(process).await?;
+                self.lost().await.map(Some)
+            }
+            found => found,
+        }
+    }
+
+    async fn find_by_state(&mut self) -> Result<Option<Recovered>, String> {
         let manifest = self.record.get();
         let process = self.process(&manifest)?;
         match manifest.state.clone() {
@@ -240,34 +253,9 @@ impl Finder<'_> {
         self.go_on().await
     }
 
-    /// Meets the agent of a running guest and lets its programs go on, in case they were standing still.
+    /// It runs. Its agent is met by its own task, so that a guest that does not answer keeps nobody else waiting.
     async fn go_on(&mut self) -> Result<Recovered, String> {
-        let Some(machine) = self.body.machine.as_mut() else { return self.lost().await };
-        let socket = machine.guest_stream().map_err(|error| chain(&error))?;
-        let met = self.body.link.attach(socket, Continuity::Unknown, WAKE_LIMIT).await;
-        let woke = match met {
-            Ok(_) => {
-                let who = identity_owed(self.ground, self.record, self.body.slot.number())
-                    .map_err(|error| error.to_string())?;
-                let params = WakeParams { fork: who.is_some(), identity: who };
-                self.body
-                    .link
-                    .wake(params, WAKE_LIMIT)
-                    .await
-                    .map(drop)
-                    .map_err(|error| chain(&error))
-            }
-            Err(error) => Err(chain(&error)),
-        };
-        if let Err(error) = woke {
-            // It runs, so it is not lost; that nobody answers shows by itself, and a restart cures it.
-            tracing::error!(sandbox = %self.id, error, "the guest agent of a running sandbox does not answer");
-        }
-        self.note(|manifest| {
-            manifest.state = State::Running;
-            manifest.needs_identity = false;
-        })
-        .await;
+        self.note(|manifest| manifest.state = State::Running).await;
         Ok(Recovered::Running)
     }
 

@@ -248,7 +248,10 @@ impl Host for Daemon {
     ) -> Result<Answer<Exec>, ApiError> {
         // Checked before anybody is woken for nothing.
         exec::spec(&request, &std::collections::BTreeMap::new())?;
-        let ready = self.call(id, CallKind::Exec, "a command").await?;
+        let handle = self.handle(id)?;
+        let _turn = handle.turn_to_start().await;
+        // Starting is a short call; waiting for the result is one of its own.
+        let ready = handle.call(Call::of(CallKind::Api), "a command").await?;
         let started =
             exec::start(&ready.link, &request, &ready.env).await.map_err(exec::start_error)?;
         Ok(ready.answer(started))

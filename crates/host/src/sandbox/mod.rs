@@ -17,13 +17,14 @@ pub(crate) mod view;
 pub(crate) mod work;
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Instant;
 
 use api::host::{Change, Known};
 use api::sandbox::SleepTier;
 use api::{ApiError, Code, SandboxId};
 use lifecycle::{Call, CallKind};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 
 use crate::guest::GuestLink;
 use crate::record::Record;
@@ -32,6 +33,9 @@ use crate::settings::Files;
 pub(crate) use story::death_of;
 pub(crate) use task::{Beginning, start};
 
+/// Commands that are being started in one sandbox at a time.
+pub(crate) const STARTS_MAX: usize = 16;
+
 /// Speaks with a sandbox's task. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Handle {
@@ -39,6 +43,8 @@ pub(crate) struct Handle {
     files: Files,
     address: Ipv4Addr,
     record: Record,
+    /// Commands that are being started.
+    starts: Arc<Semaphore>,
     /// Unbounded as a type; in it are at most a few messages per call under way, and calls are bounded at the door.
     messages: mpsc::UnboundedSender<Message>,
 }
@@ -107,6 +113,12 @@ impl Drop for CallGuard {
 }
 
 impl Handle {
+    /// Waits for one's turn to start a command: a guest starts one after the other, and a crowd would wait in it until their
+    /// limits run out.
+    pub(crate) async fn turn_to_start(&self) -> Option<SemaphorePermit<'_>> {
+        self.starts.acquire().await.ok()
+    }
+
     /// Its tap's name.
     pub(crate) fn tap_name(&self, subnet: crate::network::Subnet) -> String {
         let slot = self.address.to_bits() - subnet.address(0).to_bits();

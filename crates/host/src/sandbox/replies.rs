@@ -40,10 +40,7 @@ pub(super) fn outcome(
 ) -> Option<Result<(), ApiError>> {
     let refused = |refusal: Refusal| Some(Err(refusal_error(refusal, failure)));
     match (goal, event) {
-        (
-            Goal::Asleep,
-            What::Slept { .. } | What::Demoted | What::SleepCancelled { .. } | What::Died { .. },
-        )
+        (Goal::Asleep, What::Slept { .. } | What::Demoted | What::SleepCancelled { .. })
         | (Goal::Started, What::Started { .. })
         | (Goal::Gone, What::Deleted) => Some(Ok(())),
         (
@@ -66,6 +63,12 @@ pub(super) fn outcome(
                 Ok(()) => Some(Ok(())),
                 Err(refusal) => refused(*refusal),
             }
+        }
+        (Goal::Asleep, What::Died { .. }) => {
+            let error = ApiError::new(Code::SleepFailed, "its machine ended before it slept");
+            Some(Err(error.hint(
+                "what was written to its disk is there; its events say how the machine ended",
+            )))
         }
         (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Failed { code }) => {
             refused(Refusal::Failed { code: *code })

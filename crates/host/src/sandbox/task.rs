@@ -9,18 +9,18 @@ use api::host::Change;
 use api::sandbox::SleepTier;
 use api::{ApiError, Code, SandboxId};
 use lifecycle::{
-    Attempt, Call, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report, Sandbox,
-    Served, Start, Tier, Time, What, Work,
+    Attempt, Call, CallKind, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report,
+    Sandbox, Served, Start, Tier, Time, What, Work,
 };
 use serde_json::{Map, Value};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use vmm::machine::GuestState;
 use vmm::{ExitCause, ExitWatch};
 
-use super::body::Body;
+use super::body::{Body, identity_owed};
 use super::replies::{Goal, WAITERS_MAX, Waiter, Watcher, outcome, refusal_error};
-use super::work::{Done, Said, Signals, Worker, chain};
-use super::{CallGuard, Handle, Message, Ready, story, view};
+use super::work::{Done, SAMPLE_LIMIT, Said, Signals, Worker, chain};
+use super::{CallGuard, Handle, Message, Ready, STARTS_MAX, story, view};
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
 use crate::guest::{Continuity, GuestLink, LinkState, WakeParams};
@@ -43,9 +43,6 @@ const REATTACH_EVERY: Duration = Duration::from_secs(15);
 /// How long the guest agent may take to answer then.
 const REATTACH_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a running guest may take to say what it does.
-const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
-
 /// How a sandbox's task begins.
 pub(crate) struct Beginning {
     pub(crate) ground: Arc<Ground>,
@@ -66,6 +63,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
     let (done, done_inbox) = mpsc::unbounded_channel();
     let now = now();
     let policy = view::policy(&manifest.policy);
+    let found_running = matches!(found, Some((Recovered::Running, _)));
     let core = match found {
         None => Sandbox::create(now, policy),
         Some((found, death)) => Sandbox::recover(now, policy, found).with_last_death(death),
@@ -77,6 +75,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         files: body.files.clone(),
         address,
         record: record.clone(),
+        starts: Arc::new(Semaphore::new(STARTS_MAX)),
         messages: messages.clone(),
     };
     let failure = match &manifest.state {
@@ -109,7 +108,8 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         capture_to: Vec::new(),
         sampling: false,
         sample_at: Instant::now(),
-        reattach_at: None,
+        // One that was found running is met at once.
+        reattach_at: found_running.then(Instant::now),
         halted: false,
         disk_low,
         gone,
@@ -232,14 +232,26 @@ impl Task {
     /// Writes down what happened, gives out orders, answers those whose wish came true.
     async fn pump(&mut self, data: Map<String, Value>) {
         let mut data = Some(data).filter(|data| !data.is_empty());
-        while let Some(event) = self.core.poll_event() {
-            self.on_event(&event.what, &mut data).await;
-        }
-        while let Some(order) = self.core.poll_order() {
-            self.take_order(order);
+        loop {
+            while let Some(event) = self.core.poll_event() {
+                self.on_event(&event.what, &mut data).await;
+            }
+            while let Some(order) = self.core.poll_order() {
+                self.take_order(order);
+            }
+            if !self.need_again() {
+                break;
+            }
         }
         self.begin_work();
         self.answer_waiters();
+    }
+
+    /// Who waited when the machine ended still needs it: their need was counted as served by the machine that is gone.
+    fn need_again(&mut self) -> bool {
+        let Phase::Off { .. } = self.core.phase() else { return false };
+        let Some(waiter) = self.waiters.first() else { return false };
+        self.core.handle_need(now(), Cause::Call(waiter.call)).is_ok()
     }
 
     async fn on_event(&mut self, what: &What, data: &mut Option<Map<String, Value>>) {
@@ -274,6 +286,18 @@ impl Task {
                     && self.record.with(|manifest| manifest.last_end.is_some());
                 if told {
                     self.note(|manifest| manifest.last_end = None).await;
+                }
+            }
+            What::Slept { .. } => {
+                // Put to sleep under calls that are under way: they need it still. One that waits for a command's result can
+                // wait, whoever asked for the sleep has seen to that.
+                let kinds = [CallKind::Api, CallKind::Files, CallKind::EdgeRequest];
+                if let Some(kind) = kinds.into_iter().find(|kind| self.core.calls(*kind) > 0) {
+                    self.need.get_or_insert_with(|| "a call that was under way".to_owned());
+                    if let Err(refusal) = self.core.handle_need(now(), Cause::Call(Call::of(kind)))
+                    {
+                        tracing::debug!(sandbox = %self.id, %refusal, "a call under way cannot be served");
+                    }
                 }
             }
             What::Died { death } => {
@@ -357,9 +381,7 @@ impl Task {
         }
         let Some(order) = self.waiting.pop_front() else { return };
         let Some(mut body) = self.body.take() else { return };
-        if let Some((_, watch)) = &self.exit
-            && watch.exited_yet().is_some()
-        {
+        if body.machine.as_ref().is_some_and(|machine| machine.exit().is_some()) {
             body.machine = None;
         }
         self.halted = false;
@@ -409,8 +431,9 @@ impl Task {
             self.life += 1;
             self.sample_at = Instant::now();
         }
+        // After a stale report the machine is an earlier one, which the waiting order ends: its end is no news.
         self.exit = match (machine, self.core.machine()) {
-            (Some(watch), Some(attempt)) => Some((attempt, watch)),
+            (Some(watch), Some(attempt)) if heard == Heard::Taken => Some((attempt, watch)),
             _ => None,
         };
         self.pump(done.data).await;
@@ -628,15 +651,25 @@ impl Task {
             return;
         }
         let socket = machine.guest_stream();
-        let (link, messages) = (self.link.clone(), self.messages.clone());
+        let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
+        let who = identity_owed(&self.ground, &self.record, slot);
+        let (link, messages, record) =
+            (self.link.clone(), self.messages.clone(), self.record.clone());
         tokio::spawn(async move {
             let met = async {
                 let socket = socket.map_err(|error| chain(&error))?;
+                let who = who.map_err(|error| error.to_string())?;
                 link.attach(socket, Continuity::Unknown, REATTACH_LIMIT)
                     .await
                     .map_err(|error| chain(&error))?;
-                let params = WakeParams { identity: None, fork: false };
-                link.wake(params, REATTACH_LIMIT).await.map(drop).map_err(|error| chain(&error))
+                let owed = who.is_some();
+                let params = WakeParams { fork: owed, identity: who };
+                link.wake(params, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
+                if owed {
+                    let told = record.change(|manifest| manifest.needs_identity = false).await;
+                    told.map_err(|error| chain(&error))?;
+                }
+                Ok(())
             };
             // The task is gone only with the sandbox.
             let _ = messages.send(Message::Reattached(met.await));

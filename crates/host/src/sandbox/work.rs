@@ -30,6 +30,23 @@ pub(super) const QUIESCE_LIMIT: Duration = Duration::from_secs(20);
 /// How long the guest may take to go on after a wake. Under emulation on a busy machine some 0.2 s are usual.
 pub(crate) const WAKE_LIMIT: Duration = Duration::from_secs(20);
 
+/// How long the guest may take to say what it does.
+pub(crate) const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
+
+/// Why the guest has not done what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Unanswered<E: std::error::Error + 'static> {
+    /// It, or the link, says why.
+    #[error(transparent)]
+    Failed(#[from] E),
+    /// Nobody waits for it any more.
+    #[error("given up for a newer order")]
+    Superseded,
+    /// It says nothing.
+    #[error("no answer within {SAMPLE_LIMIT:?}")]
+    Silent,
+}
+
 /// What makes the pieces of an order's work one piece.
 pub(crate) struct Worker {
     pub(crate) ground: Arc<Ground>,
@@ -100,6 +117,18 @@ pub(crate) struct Failed {
 }
 
 impl Worker {
+    /// Asks the guest, but no longer than until a newer order waits: a guest that does not answer must not be able to put off
+    /// its own end.
+    pub(super) async fn unless_superseded<T, E: std::error::Error + 'static>(
+        &self,
+        asked: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, Unanswered<E>> {
+        tokio::select! {
+            answer = asked => Ok(answer?),
+            () = self.signals.superseded() => Err(Unanswered::Superseded),
+        }
+    }
+
     /// Does what the order says.
     pub(crate) async fn carry_out(mut self, order: Order) -> Done {
         let result = match order.work {

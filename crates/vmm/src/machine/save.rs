@@ -69,16 +69,28 @@ impl Machine {
         let qmp = self.qmp()?;
         let given = qmp.give_fd("state", writer).await;
         self.explained(given).await?;
-        let begun = qmp.run("migrate", json!({ "uri": "fd:state" })).await;
-        self.explained(begun).await?;
-        // QEMU closes its end when it is done or has failed, and then says which.
+        // Read from the start: QEMU may hold the lock under which it answers while it waits for room in the pipe.
         let mut bytes = Vec::new();
-        let mut reader = reader.take(STATE_BYTES_MAX + 1);
-        let read = reader.read_to_end(&mut bytes);
-        let read = tokio::time::timeout(SAVE_MAX, read)
-            .await
-            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        read.map_err(SaveError::Read)?;
+        {
+            let mut taken = reader.take(STATE_BYTES_MAX + 1);
+            let read = tokio::time::timeout(SAVE_MAX, taken.read_to_end(&mut bytes));
+            let begun = qmp.run("migrate", json!({ "uri": "fd:state" }));
+            let (mut read, mut begun) = (std::pin::pin!(read), std::pin::pin!(begun));
+            // QEMU closes its end when it is done or has failed, and then says which. If it never began, it never closes.
+            let read = tokio::select! {
+                biased;
+                begun = &mut begun => {
+                    self.explained(begun).await?;
+                    read.await
+                }
+                read = &mut read => {
+                    self.explained(begun.await).await?;
+                    read
+                }
+            };
+            read.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+                .map_err(SaveError::Read)?;
+        }
         if bytes.len() as u64 > STATE_BYTES_MAX {
             return Err(SaveError::TooLarge);
         }

@@ -7,7 +7,6 @@ use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
-use crate::sandbox::body::make_folder;
 use crate::settings::Files;
 
 impl Worker {
@@ -46,14 +45,14 @@ impl Worker {
 
     async fn capture_awake(&mut self, to: &Files) -> Result<(), Failed> {
         let options = QuiesceOptions { sync: true, drop_caches: false };
-        let still = self.body.link.quiesce(options, QUIESCE_LIMIT).await;
+        let still = self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await;
         self.phases.mark("guest");
         let copied = match still {
             Ok(_) => self.copy_paused(to).await,
             Err(error) => Err(failed(FailureCode::CaptureFailed, Left::Awake, &error)),
         };
         let params = WakeParams { identity: None, fork: false };
-        if let Err(error) = self.body.link.wake(params, WAKE_LIMIT).await {
+        if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
             tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a copy");
         }
         self.phases.mark("back");
@@ -66,7 +65,6 @@ impl Worker {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
-        make_folder(to).map_err(|error| fail(&error))?;
         machine.pause().await.map_err(|error| fail(&error))?;
         self.phases.mark("pause");
         let slept_at = Moment::now();
@@ -109,21 +107,17 @@ pub(crate) fn read_capture(to: &Files) -> std::io::Result<Saved> {
 pub(super) async fn copy_parts(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
     let pairs =
         vec![(from.memory(), to.memory()), (from.state(), to.state()), (from.disk(), to.disk())];
-    copy(to.clone(), pairs).await
+    copy(pairs).await
 }
 
 async fn copy_memory_and_disk(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
-    copy(to.clone(), vec![(from.memory(), to.memory()), (from.disk(), to.disk())]).await
+    copy(vec![(from.memory(), to.memory()), (from.disk(), to.disk())]).await
 }
 
 async fn copy(
-    to: Files,
     pairs: Vec<(std::path::PathBuf, std::path::PathBuf)>,
 ) -> Result<(), vmm::files::FileError> {
     let copied = tokio::task::spawn_blocking(move || {
-        if let Err(error) = make_folder(&to) {
-            tracing::warn!(%error, dir = %to.dir().display(), "folder for a copy");
-        }
         for (from, to) in pairs {
             vmm::files::copy_sparse(&from, &to)?;
         }

@@ -239,7 +239,9 @@ impl Worker {
             return;
         }
         let options = QuiesceOptions { sync: true, drop_caches: false };
-        if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
+        if let Err(error) =
+            self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await
+        {
             tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest is restarted that could not write to its disk first");
             return;
         }
@@ -276,7 +278,7 @@ impl Worker {
         let who = who.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
         let needs_identity = who.is_some();
         let params = WakeParams { fork: who.is_some(), identity: who };
-        let woke = self.body.link.wake(params, WAKE_LIMIT).await;
+        let woke = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await;
         self.phases.mark("guest");
         let woke = woke.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
         for step in &woke.steps {

@@ -5,11 +5,11 @@ use std::path::PathBuf;
 use lifecycle::{FailureCode, Left, Report, Tier};
 use vmm::machine::GuestState;
 
-use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
+use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::fault;
 use crate::ground::FREE_BYTES_TO_SLEEP;
-use crate::guest::{QuiesceOptions, WakeParams};
+use crate::guest::{LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 
 impl Worker {
@@ -17,6 +17,10 @@ impl Worker {
     pub(super) async fn suspend(&mut self, tier: Tier) -> Result<Report, Failed> {
         if self.body.machine.is_none() {
             return Err(lost("no machine"));
+        }
+        if self.body.link.state() != LinkState::Running {
+            let error = "its guest agent does not answer".to_owned();
+            return Err(Failed { code: FailureCode::AgentSilent, left: Left::Awake, error });
         }
         let on_disk = tier != Tier::Memory;
         // A guest that is told to write what the disk has no room for stands still until there is some. So it is not told.
@@ -156,7 +160,7 @@ impl Worker {
             return Err(Failed { code: FailureCode::DiskFull, left: Left::Awake, error });
         }
         let params = WakeParams { identity: None, fork: false };
-        if let Err(error) = self.body.link.wake(params, WAKE_LIMIT).await {
+        if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
             tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a sleep given up");
             let alive = self.body.is_alive();
             if !alive {
@@ -215,7 +219,11 @@ impl Worker {
     /// When the guest's next timer is due, as it says itself; a guest that does not answer is found out by what follows.
     async fn timer_due(&self) -> Option<Moment> {
         let now = Moment::now();
-        match self.body.link.sample().await {
+        // By the wall: the link's own limit counts only while the guest runs.
+        let sample =
+            tokio::time::timeout(SAMPLE_LIMIT, self.unless_superseded(self.body.link.sample()))
+                .await;
+        match sample.unwrap_or(Err(Unanswered::Silent)) {
             Ok(sample) => sample.timer_due_ms.map(|ms| Moment {
                 boot_ms: now.boot_ms.saturating_add(ms),
                 unix_ms: now.unix_ms.saturating_add(ms),
