@@ -209,7 +209,7 @@ impl Lab {
     /// As [`ok`](Self::ok), as JSON.
     #[track_caller]
     pub fn json(&self, arguments: &[&str]) -> Value {
-        let text = self.ok(&[arguments, &["--json"]].concat());
+        let text = self.ok(&[&["--json"], arguments].concat());
         serde_json::from_str(&text)
             .unwrap_or_else(|error| panic!("dormouse {arguments:?}: {error}: {text}"))
     }
