@@ -213,3 +213,59 @@ fn s07_qemu_killed_while_saving_or_loading_never_leaves_it_between() {
         nothing_leaks(lab);
     });
 }
+
+#[test]
+fn s16_a_call_that_comes_as_the_machine_dies_is_served_or_told() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        for round in 0..3 {
+            lab.sh("web", "true");
+            let mut calls: Vec<_> = (0..8)
+                .map(|_| {
+                    let mut call = lab.command(&["exec", "web", "--", "true"]);
+                    call.stderr(std::process::Stdio::null()).spawn().expect("`dormouse` starts")
+                })
+                .collect();
+            let qemu = *proc::qemus_below(&lab.data()).first().expect("a QEMU");
+            proc::kill(qemu, rustix::process::Signal::KILL);
+            let ends: Vec<_> = calls
+                .iter_mut()
+                .map(|call| {
+                    until("each call ends", || call.try_wait().expect("state of the call")).code()
+                })
+                .collect();
+            println!("round {round}: calls ended with {ends:?}");
+            assert!(ends.iter().all(|end| matches!(end, Some(0 | 1))), "{ends:?}");
+        }
+        lab.sh("web", "true");
+    });
+}
+
+#[test]
+fn s22_a_guest_that_stops_answering_can_be_restarted_and_deleted() {
+    isolated(test_name!(), |lab| {
+        for what in ["restart", "delete"] {
+            lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+            // Root stops everything in the guest, its agent too, as far as it can.
+            let freeze = "(sleep 1; while :; do echo 1 > /sys/fs/cgroup/user/cgroup.freeze; done) & kill -STOP 1";
+            lab.ok(&["exec", "web", "--background", "--", "sh", "-c", freeze]);
+            let mut stuck =
+                lab.command(&["exec", "web", "--", "true"]).spawn().expect("`dormouse` starts");
+            let mut sleeping =
+                lab.command(&["sandboxes", "sleep", "web"]).spawn().expect("`dormouse` starts");
+            let mut ending =
+                lab.command(&["sandboxes", what, "web"]).spawn().expect("`dormouse` starts");
+            let ended =
+                until(&format!("{what} ends"), || ending.try_wait().expect("state of the call"));
+            assert!(ended.success(), "{what}: {ended}");
+            for call in [&mut stuck, &mut sleeping] {
+                until("the calls under way end", || call.try_wait().expect("state of the call"));
+            }
+            if what == "restart" {
+                assert_eq!(lab.sh("web", "echo well"), "well");
+                lab.ok(&["sandboxes", "delete", "web"]);
+            }
+        }
+        nothing_leaks(lab);
+    });
+}

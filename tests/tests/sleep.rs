@@ -187,3 +187,21 @@ fn s05_sleeps_when_asked_and_s09_says_how() {
         assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
     });
 }
+
+#[test]
+fn s02_a_client_that_vanished_does_not_keep_it_awake() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "2"]);
+        let mut waiting = lab
+            .command(&["exec", "web", "--", "sleep", "1000"])
+            .spawn()
+            .expect("`dormouse` starts");
+        until("a call waits on it", || {
+            let reasons = lab.view("web")["awake_because"].as_array().cloned().unwrap_or_default();
+            reasons.iter().any(|reason| reason["reason"] == "calls").then_some(())
+        });
+        proc::kill(i32::try_from(waiting.id()).expect("a pid"), rustix::process::Signal::KILL);
+        waiting.wait().expect("gone");
+        lab.wait_status("web", "sleeping");
+    });
+}
