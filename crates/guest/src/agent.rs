@@ -96,23 +96,7 @@ impl Agent {
 
     /// Makes the user's programs stand still. If it is dropped half-way, [`wake`](Self::wake) undoes it.
     pub(crate) async fn quiesce(&self, how: Quiesce) -> Quiesced {
-        self.quiesced.send_replace(true);
-        let start = Instant::now();
-        let frozen = match &self.cgroup {
-            None => true,
-            Some(cgroup) => {
-                let limit = Duration::from_millis(how.freeze_limit_ms.into());
-                match tokio::time::timeout(limit, cgroup.freeze()).await {
-                    Ok(Ok(())) => true,
-                    Ok(Err(error)) => {
-                        eprintln!("freeze the user's programs: {error}");
-                        false
-                    }
-                    Err(_) => false,
-                }
-            }
-        };
-        let freeze_us = micros(start);
+        // While programs still run: what takes long does not keep them standing.
         let start = Instant::now();
         if how.sync || how.drop_caches {
             let proc = self.settings.proc.clone();
@@ -131,7 +115,25 @@ impl Agent {
                 Err(error) => eprintln!("flush: {error}"),
             }
         }
-        Quiesced { attempt: how.attempt, frozen, freeze_us, flush_us: micros(start) }
+        let flush_us = micros(start);
+        self.quiesced.send_replace(true);
+        let start = Instant::now();
+        let frozen = match &self.cgroup {
+            None => true,
+            Some(cgroup) => {
+                let limit = Duration::from_millis(how.freeze_limit_ms.into());
+                match tokio::time::timeout(limit, cgroup.freeze()).await {
+                    Ok(Ok(())) => true,
+                    Ok(Err(error)) => {
+                        eprintln!("freeze the user's programs: {error}");
+                        false
+                    }
+                    Err(_) => false,
+                }
+            }
+        };
+        let freeze_us = micros(start);
+        Quiesced { attempt: how.attempt, frozen, freeze_us, flush_us }
     }
 
     /// Sets the guest right and lets the user's programs go on. All of it takes a few milliseconds and is done without

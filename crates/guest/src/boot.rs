@@ -76,7 +76,8 @@ pub fn boot() -> Result<(), BootError> {
             "cgroup2",
             "/sys/fs/cgroup",
             MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC,
-            "",
+            // Processes come and go all the time here, controllers never: the slow path is the other one then.
+            "favordynmods",
         ),
     ] {
         mount(kind, to, flags, options)?;

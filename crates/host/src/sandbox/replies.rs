@@ -64,6 +64,9 @@ pub(super) fn outcome(
                 Err(refusal) => refused(*refusal),
             }
         }
+        (Goal::Asleep, What::Starting { .. }) => {
+            Some(Err(ApiError::new(Code::SleepFailed, "it was restarted before it slept")))
+        }
         (Goal::Asleep, What::Died { .. }) => {
             let error = ApiError::new(Code::SleepFailed, "its machine ended before it slept");
             Some(Err(error.hint(

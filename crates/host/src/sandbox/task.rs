@@ -429,7 +429,8 @@ impl Task {
         }
         if heard == Heard::Taken && done.report == Report::Ready {
             self.life += 1;
-            self.sample_at = Instant::now();
+            // Not at once: what it was woken for comes first.
+            self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
         }
         // After a stale report the machine is an earlier one, which the waiting order ends: its end is no news.
         self.exit = match (machine, self.core.machine()) {
