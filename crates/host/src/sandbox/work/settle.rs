@@ -107,12 +107,14 @@ impl Worker {
         let slept_at = Moment::now();
         self.phases.mark("pause");
         fault::point("saving");
-        let saved =
-            machine.save_state(&self.body.files.state()).await.map_err(|error| fail(&error))?;
+        // The memory changes no more; the disk does until the state is saved, when QEMU lets go of it.
+        let state_file = self.body.files.state();
+        let (saved, memory) =
+            tokio::join!(machine.save_state(&state_file), sync(vec![self.body.files.memory()]));
+        let saved = saved.map_err(|error| fail(&error))?;
+        memory.map_err(|error| fail(&error))?;
         self.phases.mark("save");
-        sync(vec![self.body.files.memory(), self.body.files.disk()])
-            .await
-            .map_err(|error| fail(&error))?;
+        sync(vec![self.body.files.disk()]).await.map_err(|error| fail(&error))?;
         self.phases.mark("sync");
         if self.signals.cancelled() {
             return Ok(false);
