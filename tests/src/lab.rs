@@ -78,7 +78,7 @@ impl Lab {
     /// A lab without a daemon yet. For programs that are in a network namespace of their own already; tests call
     /// [`isolated`].
     pub fn new(name: &str) -> Self {
-        let base = workspace().join("target/e2e/runs");
+        let base = root().join("runs");
         std::fs::create_dir_all(&base).expect("folder for runs");
         // Short: the daemon's socket is below it, and paths of sockets have 107 bytes.
         let prefix: String = name.chars().take(12).filter(char::is_ascii_alphanumeric).collect();
@@ -261,7 +261,7 @@ impl Lab {
 
     /// The environment of the daemon and the command line.
     pub fn env(&self) -> Vec<(String, String)> {
-        let shared = workspace().join("target/e2e");
+        let shared = root();
         let path = |path: PathBuf| path.to_string_lossy().into_owned();
         let or =
             |name: &str, default: PathBuf| std::env::var(name).unwrap_or_else(|_| path(default));
@@ -303,6 +303,11 @@ impl Drop for Lab {
             proc::kill(pid, Signal::KILL);
         }
     }
+}
+
+/// Where everything that tests make lies: `DORMOUSE_E2E`, or a folder below `target`. Accounts of guests must be able to enter it.
+fn root() -> PathBuf {
+    std::env::var_os("DORMOUSE_E2E").map_or_else(|| workspace().join("target/e2e"), PathBuf::from)
 }
 
 /// Root of the workspace.

@@ -65,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     command
         .env("DORMOUSE_BIN", &programs.dormouse)
         .env("DORMOUSE_IMAGES", layout::test_images())
-        .env("DORMOUSE_TEMPLATES", layout::test_templates());
+        .env("DORMOUSE_TEMPLATES", layout::test_templates())
+        .env("DORMOUSE_E2E", layout::test_root());
     let (ended_well, _) = process::listen(&mut command)?;
     if ended_well {
         Ok(())

@@ -98,7 +98,7 @@ pub(crate) fn replace(from: &Path, to: &Path) -> Result<bool> {
 /// Builds the image that tests boot, or finds that it is current.
 pub(crate) fn test_image(programs: &Programs) -> Result<()> {
     let mut command = Command::new(&programs.dormouse);
-    command.args(["images", "build"]);
+    command.args(["images", "build", "--images"]).arg(layout::test_images());
     command
         .env("DORMOUSE_IMAGES", layout::test_images())
         .env("DORMOUSE_DATA", layout::target().join("e2e/data"));

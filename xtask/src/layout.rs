@@ -38,12 +38,29 @@ pub(crate) fn data() -> PathBuf {
     env::var_os("DORMOUSE_DATA").map_or_else(|| PathBuf::from(DATA_DEFAULT), PathBuf::from)
 }
 
+/// Where tests put what guests' machines open: below the target folder, unless their accounts cannot get there (Debian makes
+/// homes so that nobody else can).
+pub(crate) fn test_root() -> PathBuf {
+    let below_target = target().join("e2e");
+    let open_to_all = |dir: &Path| {
+        let mode = std::fs::metadata(dir)
+            .map(|metadata| std::os::unix::fs::PermissionsExt::mode(&metadata.permissions()));
+        // What does not exist yet will be made open.
+        mode.map_or(true, |mode| mode & 0o001 != 0)
+    };
+    if below_target.ancestors().all(open_to_all) {
+        below_target
+    } else {
+        PathBuf::from("/var/tmp/dormouse-e2e")
+    }
+}
+
 /// Images for tests: made once, kept between runs.
 pub(crate) fn test_images() -> PathBuf {
-    env::var_os("DORMOUSE_IMAGES").map_or_else(|| target().join("e2e/images"), PathBuf::from)
+    env::var_os("DORMOUSE_IMAGES").map_or_else(|| test_root().join("images"), PathBuf::from)
 }
 
 /// Templates for tests: made once, kept between runs.
 pub(crate) fn test_templates() -> PathBuf {
-    env::var_os("DORMOUSE_TEMPLATES").map_or_else(|| target().join("e2e/templates"), PathBuf::from)
+    env::var_os("DORMOUSE_TEMPLATES").map_or_else(|| test_root().join("templates"), PathBuf::from)
 }

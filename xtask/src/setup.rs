@@ -43,6 +43,7 @@ const PACKAGES: [Package; 12] = [
     package("qemu-utils", Sign::Program("qemu-img"), "makes each sandbox's disk"),
     package("nftables", Sign::Program("nft"), "keeps sandboxes apart and lets them out"),
     package("iproute2", Sign::Program("ip"), "addresses and routes of sandboxes"),
+    package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("e2fsprogs", Sign::Program("mke2fs"), "makes the guest's file system"),
     package("mmdebstrap", Sign::Program("mmdebstrap"), "makes the guest's Debian"),
     package("xz-utils", Sign::Program("xz"), "unpacks the guest's kernel modules"),

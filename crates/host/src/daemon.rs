@@ -93,7 +93,7 @@ impl Daemon {
         });
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
-        let found = recovery::recover(&ground, &events, &gone).await?;
+        let found = recovery::recover(&ground, &events, &gone, dns.is_some()).await?;
         let sandboxes = RwLock::new(found);
         let daemon =
             Arc::new(Self { ground, network, events, gone, sandboxes, _dns: dns, _lock: lock });

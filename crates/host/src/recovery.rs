@@ -55,6 +55,7 @@ pub(crate) async fn recover(
     ground: &Arc<Ground>,
     events: &broadcast::Sender<Event>,
     gone: &mpsc::UnboundedSender<SandboxId>,
+    alone: bool,
 ) -> Result<HashMap<SandboxId, Handle>, StartError> {
     let dir = ground.settings.sandboxes_dir();
     let fail =
@@ -89,7 +90,10 @@ pub(crate) async fn recover(
             }
         }
     }
-    remove_stray_taps(ground, &handles).await;
+    // Those of another daemon on this network are not stray.
+    if alone {
+        remove_stray_taps(ground, &handles).await;
+    }
     Ok(handles)
 }
 

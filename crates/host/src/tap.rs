@@ -159,8 +159,18 @@ impl Port {
     /// Removes the device.
     pub(crate) fn remove(&mut self) -> io::Result<()> {
         self.reader = None;
-        self.tap.clone().delete().map_err(io::Error::other)
+        match self.tap.clone().delete() {
+            Ok(()) => Ok(()),
+            // Gone already, by whatever hand.
+            Err(error) if is_gone(&error.source) => Ok(()),
+            Err(error) => Err(io::Error::other(error)),
+        }
     }
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
 }
 
 fn sender(wake: Wake) -> (Option<IpAddr>, Option<u16>) {

@@ -115,7 +115,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         .envs(soak.environment.iter().copied())
         .env("DORMOUSE_BIN", &programs.dormouse)
         .env("DORMOUSE_IMAGES", layout::test_images())
-        .env("DORMOUSE_TEMPLATES", layout::test_templates());
+        .env("DORMOUSE_TEMPLATES", layout::test_templates())
+        .env("DORMOUSE_E2E", layout::test_root());
     command.envs(options.seed.map(|seed| (SEED, seed.to_string())));
     let (ended_well, said) = process::listen(&mut command)?;
     eprintln!("    soak {name}: {:.0} s", begun.elapsed().as_secs_f64());
