@@ -38,7 +38,7 @@ const fn package(name: &'static str, sign: Sign, why: &'static str) -> Package {
 }
 
 /// All of them. On a machine that has Debian's minimum and Rust most are missing.
-const PACKAGES: [Package; 12] = [
+const PACKAGES: [Package; 13] = [
     package("qemu-system-x86", Sign::Program("qemu-system-x86_64"), "runs the virtual machines"),
     package("qemu-utils", Sign::Program("qemu-img"), "makes each sandbox's disk"),
     package("nftables", Sign::Program("nft"), "keeps sandboxes apart and lets them out"),
