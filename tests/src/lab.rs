@@ -139,7 +139,7 @@ impl Lab {
 
     /// Waits until the daemon answers.
     #[track_caller]
-    fn wait_ready(&mut self) {
+    pub fn wait_ready(&mut self) {
         until("the daemon answers", || {
             let daemon = self.daemon.as_mut()?;
             let ended = daemon.try_wait().expect("state of the daemon");

@@ -32,6 +32,13 @@ pub fn open_files(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
+/// Whether a process has a file open.
+pub fn has_open(pid: i32, file: &Path) -> bool {
+    std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|open| {
+        open.flatten().any(|fd| std::fs::read_link(fd.path()).is_ok_and(|path| path == file))
+    })
+}
+
 /// Ends a process that this test (or what it started) has started. Gone already is fine.
 pub fn kill(pid: i32, signal: rustix::process::Signal) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {

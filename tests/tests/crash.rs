@@ -226,3 +226,24 @@ fn an_unknown_folder_is_kept_and_everything_else_goes_on() {
         witness.check();
     });
 }
+
+#[test]
+fn a_second_daemon_is_refused_and_a_late_child_of_the_first_is_waited_for() {
+    isolated(test_name!(), |lab| {
+        let second = lab.run(&["serve", "--listen", "127.0.0.1:7099"]);
+        let said = String::from_utf8_lossy(&second.stderr);
+        assert!(!second.status.success(), "{said}");
+        assert!(said.contains("another daemon works in"), "{said}");
+        assert!(said.contains(&format!("process {}", lab.daemon_pid())), "{said}");
+        lab.stop_daemon();
+        // As a child of the daemon would, that had no time to become another program before it ended.
+        let lock = std::fs::File::open(lab.data().join("daemon.lock")).expect("the lock");
+        lock.try_lock().expect("nobody holds it");
+        lab.launch();
+        until("the new daemon looks at the lock", || {
+            proc::has_open(lab.daemon_pid(), &lab.data().join("daemon.lock")).then_some(())
+        });
+        lock.unlock().expect("let go");
+        lab.wait_ready();
+    });
+}

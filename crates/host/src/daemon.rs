@@ -1,11 +1,12 @@
 //! The daemon of one machine: all its sandboxes, and what they stand on.
 
 use std::collections::HashMap;
-use std::fs::{File, Permissions};
-use std::io;
+use std::fs::{File, Permissions, TryLockError};
+use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use api::{ApiError, Code, Event, SandboxId};
 use tokio::sync::{broadcast, mpsc};
@@ -23,6 +24,13 @@ use crate::slots::Slots;
 use crate::template::Templates;
 use crate::timeline::WATCH_BACKLOG;
 
+/// How long a daemon that starts waits for one that is ending: as long as the child of a loaded machine takes to become
+/// another program, and no longer than whoever starts a second one by mistake likes to wait.
+const LOCK_WAIT: Duration = Duration::from_secs(3);
+
+/// Time between two looks at the lock.
+const LOCK_LOOK: Duration = Duration::from_millis(20);
+
 /// Why a daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -38,8 +46,13 @@ pub enum StartError {
         source: io::Error,
     },
     /// Another daemon works on the data folder.
-    #[error("another daemon works in {0}")]
-    Taken(String),
+    #[error("another daemon works in {folder}{}", by(*pid))]
+    Taken {
+        /// The data folder.
+        folder: String,
+        /// The other daemon, if it could write its number down.
+        pid: Option<u32>,
+    },
     /// No usable QEMU.
     #[error("no usable QEMU")]
     Qemu(#[from] DiscoverError),
@@ -62,7 +75,8 @@ pub struct Daemon {
 impl Daemon {
     /// Starts over a data folder. That *is* recovery: whatever an earlier daemon left is taken up, finished or undone.
     pub async fn start(settings: Settings) -> Result<Arc<Self>, StartError> {
-        let lock = prepare_folders(&settings)?;
+        prepare_folders(&settings)?;
+        let lock = hold(&settings.data).await?;
         let qemu = discover(&settings).await?;
         tracing::info!(
             version = %qemu.version(),
@@ -153,27 +167,57 @@ pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
     ApiError::invalid("image", chain(error)).hint("`dormouse images build` makes the default image")
 }
 
-/// Makes the folders and holds the data folder against a second daemon.
-fn prepare_folders(settings: &Settings) -> Result<File, StartError> {
-    let fail = |doing, path: &Path| {
-        let path = path.display().to_string();
-        move |source| StartError::Folder { doing, path, source }
-    };
+/// Makes the folders.
+fn prepare_folders(settings: &Settings) -> Result<(), StartError> {
     for dir in [&settings.data, &settings.sandboxes_dir(), &settings.templates_dir()] {
         std::fs::create_dir_all(dir).map_err(fail("make folder", dir))?;
         // Guests' accounts pass through to their own files, and see nothing on the way.
         std::fs::set_permissions(dir, Permissions::from_mode(0o711))
             .map_err(fail("set permissions of", dir))?;
     }
-    let path = settings.data.join("daemon.lock");
-    let lock = File::create(&path).map_err(fail("make", &path))?;
-    match lock.try_lock() {
-        Ok(()) => Ok(lock),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(StartError::Taken(settings.data.display().to_string()))
+    Ok(())
+}
+
+/// Holds the data folder against a second daemon. A daemon that has just ended may have left a child that is yet to become
+/// another program and holds the lock so long; a daemon that goes on does so for good.
+async fn hold(data: &Path) -> Result<File, StartError> {
+    let path = data.join("daemon.lock");
+    let mut lock = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(fail("make", &path))?;
+    let begun = Instant::now();
+    loop {
+        match lock.try_lock() {
+            Ok(()) => break,
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+                tokio::time::sleep(LOCK_LOOK).await;
+            }
+            Err(TryLockError::WouldBlock) => {
+                let mut text = String::new();
+                let read = lock.read_to_string(&mut text).ok();
+                let pid = read.and_then(|_| text.trim().parse().ok());
+                return Err(StartError::Taken { folder: data.display().to_string(), pid });
+            }
+            Err(TryLockError::Error(source)) => return Err(fail("lock", &path)(source)),
         }
-        Err(std::fs::TryLockError::Error(source)) => Err(fail("lock", &path)(source)),
     }
+    lock.set_len(0)
+        .and_then(|()| writeln!(lock, "{}", std::process::id()))
+        .map_err(fail("write", &path))?;
+    Ok(lock)
+}
+
+fn by(pid: Option<u32>) -> String {
+    pid.map(|pid| format!(" (process {pid})")).unwrap_or_default()
+}
+
+fn fail(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError + use<> {
+    let path = path.display().to_string();
+    move |source| StartError::Folder { doing, path, source }
 }
 
 /// Looks at the installed QEMU, with what was found out before.

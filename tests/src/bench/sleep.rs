@@ -34,11 +34,10 @@ pub(crate) fn figures(stage: &mut Stage<'_>) -> Vec<Figure> {
     let (mut parts, mut parts_hand) = (Parts::default(), Parts::default());
     let [mut still, mut still_hand, mut published, mut published_hand] =
         [(); 4].map(|()| Series::default());
-    // Wakes it.
-    stage.api.exec_true(WEB);
     let manifest = Manifest::of(stage);
     for round in 0..stage.rounds {
         let mut by_us = |stage: &mut Stage<'_>| {
+            wake_and_work(&stage.address);
             let ticks = Ticks::begin(&stage.address);
             let (begun, at) = manifest.sleep(stage);
             published.add(at - begun);
@@ -47,11 +46,10 @@ pub(crate) fn figures(stage: &mut Stage<'_>) -> Vec<Figure> {
             // QEMU is ended when all is published.
             phases.retain(|(name, _)| name != "quit");
             parts.add(at - begun, &phases, Duration::ZERO);
-            stage.api.exec_true(WEB);
         };
         let mut by_hand = |stage: &mut Stage<'_>| {
             stage.hand.wake();
-            let mut bare = Bare::open(&stage.hand_address);
+            let mut bare = wake_and_work(&stage.hand_address);
             let ticks = Ticks::begin(&stage.hand_address);
             let slept = stage.hand.sleep(&mut bare);
             published_hand.add(slept.published - slept.begun);
@@ -72,6 +70,13 @@ pub(crate) fn figures(stage: &mut Stage<'_>) -> Vec<Figure> {
         Figure::ratio("sleep to `disk`: until published", &published, &published_hand, 2.0)
             .with_parts(parts, parts_hand),
     ]
+}
+
+/// What both guests do while they are awake, so that both have as much to save.
+fn wake_and_work(address: &str) -> Bare {
+    let mut bare = Bare::open(address);
+    bare.order(b't');
+    bare
 }
 
 /// A guest's ticks, heard in a thread of their own.
