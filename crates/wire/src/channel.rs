@@ -6,7 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Entry, ExecId, ExecInfo, ExecSpec, ExecState, Failure, Sample, Stat, WriteSpec};
+use crate::{
+    Entry, ExecId, ExecInfo, ExecSpec, ExecState, Failure, Sample, Stat, TerminalSize,
+    TerminalSpec, WriteSpec,
+};
 
 /// What a channel is opened for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,7 +106,27 @@ pub enum Request {
         /// The port.
         port: u16,
     },
+    /// Since version 2. A request that does not fit into one frame: `Data` from the host, up to its `Fin`, is the encoded
+    /// request → what that one is answered with. The request may be any for which the host sends nothing more.
+    Long {
+        /// Bytes of the encoded request, at most [`LONG_REQUEST_MAX`].
+        bytes: u32,
+    },
+    /// Since version 2. Run a program on a terminal of its own → [`Reply::ExecStarted`]. From then on it is an exec: what the
+    /// terminal shows is its stdout, what is typed goes through [`Request::ExecStdin`].
+    TerminalStart(TerminalSpec),
+    /// Since version 2. Change a terminal's size; its foreground programs are told → [`Reply::Done`].
+    TerminalResize {
+        /// Whose.
+        id: ExecId,
+        /// The new size.
+        size: TerminalSize,
+    },
 }
+
+/// Longest request sent by [`Request::Long`], in bytes: what Linux takes for one `exec` (2 MiB of arguments and environment),
+/// and as much again for lengths and the other fields.
+pub const LONG_REQUEST_MAX: usize = 4 * 1024 * 1024;
 
 impl Request {
     /// The host sends `Data` on this channel and ends it with `Fin`. For all others the host's direction is closed from
@@ -113,7 +136,8 @@ impl Request {
             Self::ExecStdin { .. }
             | Self::FileWrite(_)
             | Self::TreeWrite { .. }
-            | Self::Connect { .. } => true,
+            | Self::Connect { .. }
+            | Self::Long { .. } => true,
             Self::Ping
             | Self::Sample
             | Self::ExecStart(_)
@@ -127,7 +151,9 @@ impl Request {
             | Self::FileMkdir { .. }
             | Self::FileRename { .. }
             | Self::FileRemove { .. }
-            | Self::TreeRead { .. } => false,
+            | Self::TreeRead { .. }
+            | Self::TerminalStart(_)
+            | Self::TerminalResize { .. } => false,
         }
     }
 }

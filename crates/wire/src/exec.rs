@@ -73,6 +73,26 @@ impl ExecSpec {
     }
 }
 
+/// How many characters a terminal shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSize {
+    /// Characters of a line.
+    pub columns: u16,
+    /// Lines.
+    pub rows: u16,
+}
+
+/// How to run a program on a terminal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TerminalSpec {
+    /// The program. Its `stdin` is not looked at: it is the terminal.
+    pub exec: ExecSpec,
+    /// Kind of the terminal, for `TERM`; the exec's own `env` goes before.
+    pub term: String,
+    /// Its size from the first byte on.
+    pub size: TerminalSize,
+}
+
 /// How an exec ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {

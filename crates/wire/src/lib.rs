@@ -25,7 +25,7 @@ pub mod sample;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use channel::{Reply, Request};
+pub use channel::{LONG_REQUEST_MAX, Reply, Request};
 pub use control::{
     GuestHello, HostHello, Identity, LinkId, Network, Quiesce, Quiesced, Step, StepOutcome,
     StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
@@ -33,14 +33,15 @@ pub use control::{
 pub use credit::{CreditError, ReceiveWindow};
 pub use exec::{
     Ended, ExecId, ExecInfo, ExecSpec, ExecState, OutputChunk, OutputFrom, Program, Stdin, Stream,
+    TerminalSize, TerminalSpec,
 };
 pub use failure::{Failure, FailureCode};
 pub use files::{Entry, EntryKind, Stat, WriteSpec};
 pub use frame::{Decoder, Frame, FrameError, FrameKind};
 pub use sample::Sample;
 
-/// The protocol versions that this build speaks.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 1 };
+/// The protocol versions that this build speaks. 2 has terminals, and requests longer than a frame.
+pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 2 };
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";
@@ -53,12 +54,12 @@ pub const CHANNELS_MAX: usize = 256;
 /// Why a message could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum MessageError {
-    /// The message does not fit into one frame.
+    /// The message does not fit into one frame, or a long request is over its limit.
     #[error("message of {bytes} bytes is over the limit of {max} bytes")]
     TooLarge {
         /// Size of the encoded message in bytes.
         bytes: usize,
-        /// The limit, [`frame::PAYLOAD_MAX`].
+        /// The limit, [`frame::PAYLOAD_MAX`] or [`LONG_REQUEST_MAX`].
         max: usize,
     },
     /// The message could not be encoded.
@@ -74,6 +75,15 @@ pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, MessageError> {
     let bytes = postcard::to_stdvec(message).map_err(MessageError::Encode)?;
     if bytes.len() > frame::PAYLOAD_MAX {
         return Err(MessageError::TooLarge { bytes: bytes.len(), max: frame::PAYLOAD_MAX });
+    }
+    Ok(bytes)
+}
+
+/// Encodes a request that may be too long for one frame, for [`Request::Long`].
+pub fn encode_long(request: &Request) -> Result<Vec<u8>, MessageError> {
+    let bytes = postcard::to_stdvec(request).map_err(MessageError::Encode)?;
+    if bytes.len() > LONG_REQUEST_MAX {
+        return Err(MessageError::TooLarge { bytes: bytes.len(), max: LONG_REQUEST_MAX });
     }
     Ok(bytes)
 }

@@ -9,7 +9,7 @@ use wire::{
     Decoder, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode,
     Frame, FrameKind, GuestHello, HostHello, Identity, LinkId, Network, OutputChunk, OutputFrom,
     Quiesce, Quiesced, Reply, Request, Sample, Stat, Stdin, Step, StepOutcome, StepReport, Stream,
-    ToGuest, ToHost, VersionRange, Wake, Woke, WriteSpec,
+    TerminalSize, TerminalSpec, ToGuest, ToHost, VersionRange, Wake, Woke, WriteSpec,
 };
 
 const V1: VersionRange = VersionRange { oldest: 1, newest: 1 };
@@ -200,6 +200,18 @@ fn record() -> [Vec<u8>; 2] {
     [down, up]
 }
 
+/// What version 2 can ask besides.
+fn version_2() -> Vec<Request> {
+    let size = TerminalSize { columns: 200, rows: 50 };
+    let mut exec = ExecSpec::argv(["bash", "-l"]);
+    exec.user = Some("ann".into());
+    vec![
+        Request::Long { bytes: 70_000 },
+        Request::TerminalStart(TerminalSpec { exec, term: "xterm-256color".into(), size }),
+        Request::TerminalResize { id: ExecId(0xfeed_0000_0001), size },
+    ]
+}
+
 fn recording(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recorded").join(name);
     std::fs::read(&path).unwrap_or_else(|error| panic!("read {}: {error}", path.display()))
@@ -249,6 +261,23 @@ fn version_1_is_still_written_the_same() {
         }
         assert!(same, "{name} differs from what this build writes, which is in {}", now.display());
     }
+}
+
+#[test]
+fn what_version_2_adds_is_still_understood_and_written_the_same() {
+    let mut bytes = Vec::new();
+    for (channel, request) in (1..).zip(version_2()) {
+        let payload = wire::encode(&request).expect("encode");
+        Frame { kind: FrameKind::Open, channel, payload }.write_to(&mut bytes).expect("small");
+    }
+    let name = "v2-host-to-guest.bin";
+    let now = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
+    let recorded = recording(name);
+    if recorded != bytes {
+        std::fs::write(&now, &bytes).expect("write");
+    }
+    assert!(recorded == bytes, "{name} differs from what this build writes: {}", now.display());
+    assert_eq!(of_kind::<Request>(&frames(&recorded), FrameKind::Open), version_2());
 }
 
 #[test]
