@@ -111,6 +111,38 @@ fn s03_a_timer_fires_on_time_though_it_sleeps() {
 }
 
 #[test]
+fn s03_a_timer_set_right_before_a_requested_sleep_fires_on_time() {
+    isolated(test_name!(), |lab| {
+        for tier in ["memory", "disk"] {
+            let name = format!("t-{tier}");
+            lab.ok(&["sandboxes", "create", "--name", &name]);
+            let begun = now();
+            lab.ok(&[
+                "exec",
+                &name,
+                "--background",
+                "--",
+                "sh",
+                "-c",
+                "sleep 9; date +%s.%N > /work/end",
+            ]);
+            until("the timer is set", || {
+                lab.sh(&name, "ps -o stat= -C sleep || true").starts_with('S').then_some(())
+            });
+            lab.ok(&["sandboxes", "sleep", &name, "--tier", tier]);
+            let woke = until("it wakes by itself", || lab.events(&name, "woke").first().cloned());
+            assert_eq!(woke["data"]["cause"], "timer", "{woke}");
+            let end: f64 = until("the program has ended", || {
+                lab.sh(&name, "cat /work/end 2>/dev/null || true").parse().ok()
+            });
+            let late = end - begun - 9.0;
+            println!("{tier}: fired {late:.3} s after 9 s");
+            assert!(late > -0.5 && late < 10.0, "{tier}: {late} s late");
+        }
+    });
+}
+
+#[test]
 fn s08_a_request_that_woke_it_says_how_long_that_took() {
     isolated(test_name!(), |lab| {
         lab.ok(&["sandboxes", "create", "--name", "web"]);

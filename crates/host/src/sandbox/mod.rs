@@ -79,6 +79,8 @@ pub(crate) enum Message {
     Reattached(Result<(), String>),
     /// The guest has said what it does, or nothing.
     Sample(Result<crate::guest::Sample, String>),
+    /// What the guest does right before it is put to sleep, for an order that waits until this is known.
+    LastSample { sample: crate::guest::Sample, heard: oneshot::Sender<()> },
 }
 
 /// The sandbox is awake and stays so while this lives.

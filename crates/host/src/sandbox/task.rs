@@ -1,29 +1,30 @@
 //! The task that owns one sandbox.
 
+mod calls;
+mod guest;
+
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::host::Change;
-use api::sandbox::SleepTier;
-use api::{ApiError, Code, SandboxId};
+use api::SandboxId;
 use lifecycle::{
     Attempt, Call, CallKind, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report,
-    Sandbox, Served, Start, Tier, Time, What, Work,
+    Sandbox, Time, What, Work,
 };
 use serde_json::{Map, Value};
-use tokio::sync::{Semaphore, mpsc, oneshot, watch};
-use vmm::machine::GuestState;
+use tokio::sync::{Semaphore, mpsc, watch};
 use vmm::{ExitCause, ExitWatch};
 
-use super::body::{Body, identity_owed};
-use super::replies::{Goal, WAITERS_MAX, Waiter, Watcher, outcome, refusal_error};
-use super::work::{Done, SAMPLE_LIMIT, Said, Signals, Worker, chain};
-use super::{CallGuard, Handle, Message, Ready, STARTS_MAX, story, view};
+use self::guest::{detached, disk_changed};
+use super::body::Body;
+use super::replies::{Waiter, Watcher, outcome};
+use super::work::{Done, Said, Signals, Worker, chain};
+use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
-use crate::guest::{Continuity, GuestLink, LinkState, WakeParams};
+use crate::guest::GuestLink;
 use crate::manifest::{Manifest, State};
 use crate::record::Record;
 use crate::settings::Files;
@@ -401,6 +402,7 @@ impl Task {
             body,
             phases: crate::phases::Phases::begin(),
             signals,
+            messages: self.messages.clone(),
             next_life: self.life + 1,
             capture_to,
         };
@@ -475,323 +477,11 @@ impl Task {
             }
         }
     }
-
-    async fn on_message(&mut self, message: Message) {
-        let now = now();
-        match message {
-            Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
-            Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
-            Message::Sleep { tier, reply } => {
-                let tier = tier
-                    .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
-                let served = self.core.handle_sleep(now, lifecycle::SleepCause::Asked, tier);
-                self.wait_for(Goal::Asleep, served, reply);
-            }
-            Message::Restart { reply } => {
-                let served = self.core.handle_restart(now);
-                self.wait_for(Goal::Started, served, reply);
-            }
-            Message::Delete { reply } => {
-                let served = self.core.handle_delete(now);
-                self.wait_for(Goal::Gone, Ok(served), reply);
-            }
-            Message::Update { change, reply } => {
-                let result = self.update(change).await;
-                drop(reply.send(result));
-            }
-            Message::Capture { to, reply } => {
-                self.captures += 1;
-                let capture = CaptureId(self.captures);
-                let served = self.core.handle_capture(now, capture);
-                if served.is_ok() {
-                    self.capture_to.push((capture, to));
-                }
-                self.wait_for(Goal::Captured(capture), served, reply);
-            }
-            Message::View { reply } => {
-                let known = self.record.with(|manifest| {
-                    view::known(
-                        &self.core,
-                        manifest,
-                        self.address,
-                        self.life,
-                        self.failure.as_deref(),
-                    )
-                });
-                drop(reply.send(known));
-            }
-            Message::Started { reply } => {
-                let served = match self.core.phase() {
-                    Phase::Starting { how: Start::Create, .. } => Ok(Served::Later),
-                    Phase::Failed { code, .. } => Err(lifecycle::Refusal::Failed { code: *code }),
-                    Phase::Deleting { .. } | Phase::Deleted => Err(lifecycle::Refusal::Deleted),
-                    _ => Ok(Served::Now),
-                };
-                self.wait_for(Goal::Started, served, reply);
-            }
-            Message::Sample(sample) => self.on_sample(sample).await,
-            Message::Reattached(Ok(())) => self.reattach_at = None,
-            Message::Reattached(Err(error)) => {
-                tracing::warn!(sandbox = %self.id, error, "the guest agent was not met again");
-            }
-        }
-    }
-
-    fn on_call(
-        &mut self,
-        call: Call,
-        what: String,
-        began: Instant,
-        reply: oneshot::Sender<Result<Ready, ApiError>>,
-    ) {
-        if self.waiters.len() >= WAITERS_MAX {
-            let text = format!("{WAITERS_MAX} calls wait for this sandbox already");
-            drop(reply.send(Err(ApiError::new(Code::NoCapacity, text))));
-            return;
-        }
-        match self.core.handle_call_began(now(), call) {
-            // Its machine has just ended, or its link has: either is about to be known.
-            Ok(Served::Now) if self.link.state() == LinkState::Detached => {
-                self.waiters.push(Waiter { call, began, reply });
-            }
-            Ok(Served::Now) => {
-                let ready = self.ready(call, None);
-                // Dropped with its guard if the caller is gone, which ends the call.
-                drop(reply.send(Ok(ready)));
-            }
-            Ok(Served::Later) => {
-                self.need.get_or_insert(what);
-                self.waiters.push(Waiter { call, began, reply });
-            }
-            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
-        }
-    }
-
-    fn ready(&self, call: Call, woke_ms: Option<f64>) -> Ready {
-        Ready {
-            link: self.link.clone(),
-            address: self.address,
-            life: self.life,
-            woke_ms,
-            awake_since: self.awake_since,
-            env: self.record.with(|manifest| manifest.env.clone()),
-            guard: CallGuard { kind: call.kind, messages: self.messages.clone() },
-        }
-    }
-
-    fn answer_waiters(&mut self) {
-        let refusal = match self.core.phase() {
-            Phase::Running { .. } if self.link.state() == LinkState::Detached => return,
-            Phase::Running { .. } => None,
-            Phase::Failed { code, .. } => Some(lifecycle::Refusal::Failed { code: *code }),
-            Phase::Deleting { .. } | Phase::Deleted => Some(lifecycle::Refusal::Deleted),
-            _ => return,
-        };
-        if let Some(refusal) = refusal {
-            self.refuse_waiters(|failure| refusal_error(refusal, failure));
-        }
-        for waiter in std::mem::take(&mut self.waiters) {
-            let waited = waiter.began.elapsed().as_secs_f64() * 1000.0;
-            drop(waiter.reply.send(Ok(self.ready(waiter.call, Some(waited)))));
-        }
-    }
-
-    /// Turns away everybody who waits for it to be awake.
-    fn refuse_waiters(&mut self, error: impl Fn(Option<&str>) -> ApiError) {
-        for waiter in std::mem::take(&mut self.waiters) {
-            self.core.handle_call_ended(now(), waiter.call.kind);
-            drop(waiter.reply.send(Err(error(self.failure.as_deref()))));
-        }
-        self.need = None;
-    }
-
-    fn wait_for(
-        &mut self,
-        goal: Goal,
-        served: Result<Served, lifecycle::Refusal>,
-        reply: oneshot::Sender<Result<(), ApiError>>,
-    ) {
-        match served {
-            Ok(Served::Now) => drop(reply.send(Ok(()))),
-            Ok(Served::Later) => self.watchers.push((goal, reply)),
-            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
-        }
-    }
-
-    async fn update(&mut self, change: Change) -> Result<(), ApiError> {
-        let changed = self.record.change(|manifest| {
-            if let Some(name) = change.name {
-                manifest.name = name;
-            }
-            if let Some(labels) = change.labels {
-                manifest.labels = labels;
-            }
-            manifest.policy.apply(&change.policy);
-        });
-        changed.await.map_err(|error| {
-            tracing::error!(sandbox = %self.id, error = chain(&error), "update not written");
-            if error.is_full() {
-                ApiError::new(Code::NoSpace, "the host's disk is full")
-            } else {
-                ApiError::new(Code::Internal, "the change could not be stored")
-            }
-        })?;
-        let policy = self.record.with(|manifest| view::policy(&manifest.policy));
-        self.core.handle_policy(now(), policy);
-        self.timeline.add("updated", "its settings were changed", Map::new());
-        Ok(())
-    }
-
-    /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
-    fn reattach(&mut self) {
-        self.reattach_at = Some(Instant::now() + REATTACH_EVERY);
-        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else {
-            return;
-        };
-        if machine.exit_watch().exited_yet().is_some() {
-            return;
-        }
-        let socket = machine.guest_stream();
-        let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
-        let who = identity_owed(&self.ground, &self.record, slot);
-        let (link, messages, record) =
-            (self.link.clone(), self.messages.clone(), self.record.clone());
-        tokio::spawn(async move {
-            let met = async {
-                let socket = socket.map_err(|error| chain(&error))?;
-                let who = who.map_err(|error| error.to_string())?;
-                link.attach(socket, Continuity::Unknown, REATTACH_LIMIT)
-                    .await
-                    .map_err(|error| chain(&error))?;
-                let owed = who.is_some();
-                let params = WakeParams { fork: owed, identity: who };
-                link.wake(params, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
-                if owed {
-                    let told = record.change(|manifest| manifest.needs_identity = false).await;
-                    told.map_err(|error| chain(&error))?;
-                }
-                Ok(())
-            };
-            // The task is gone only with the sandbox.
-            let _ = messages.send(Message::Reattached(met.await));
-        });
-    }
-
-    fn ask_sample(&mut self) {
-        self.sampling = true;
-        let seen = self
-            .body
-            .as_mut()
-            .and_then(|body| body.port.as_mut())
-            .is_some_and(|port| port.activity());
-        if seen {
-            self.core.handle_packets(now());
-        }
-        let (link, messages) = (self.link.clone(), self.messages.clone());
-        tokio::spawn(async move {
-            let sample = match tokio::time::timeout(SAMPLE_LIMIT, link.sample()).await {
-                Ok(sample) => sample.map_err(|error| chain(&error)),
-                Err(_) => Err(format!("no sample within {SAMPLE_LIMIT:?}")),
-            };
-            // The task is gone only with the sandbox.
-            let _ = messages.send(Message::Sample(sample));
-        });
-    }
-
-    /// The disk is nearly full, or no longer: a running guest stands still meanwhile, and loses nothing but time.
-    async fn halt_or_go_on(&mut self) {
-        let low = *self.disk_low.borrow_and_update();
-        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
-            return;
-        };
-        let done = if low { machine.pause().await } else { machine.cont().await };
-        self.halted = low;
-        match done {
-            Ok(_) => {
-                let (kind, text) = if low {
-                    ("halted", "stands still: the host's disk is nearly full")
-                } else {
-                    ("resumed", "goes on: the host's disk has room again")
-                };
-                self.timeline.add(kind, text, Map::new());
-            }
-            Err(error) => {
-                // Its end, if that is the reason, is noticed by itself.
-                tracing::warn!(sandbox = %self.id, error = chain(&error), low, "machine not halted or continued");
-            }
-        }
-    }
-
-    /// A running guest that does not say what it does may have been stopped by QEMU because the host's disk is full, or stand
-    /// still after a sleep that was given up then. It is told to go on; while the reason lasts that changes nothing.
-    async fn nudge(&mut self) {
-        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
-            return;
-        };
-        if matches!(machine.guest_state().await, Ok(GuestState::DiskError)) {
-            tracing::warn!(sandbox = %self.id, "the host's disk is full: the guest waits to write");
-            if let Err(error) = machine.cont().await {
-                tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest that waited to write does not go on");
-                return;
-            }
-        }
-        if matches!(self.link.state(), LinkState::Quiesced | LinkState::Quiescing) {
-            let (link, id) = (self.link.clone(), self.id.clone());
-            tokio::spawn(async move {
-                let params = WakeParams { identity: None, fork: false };
-                if let Err(error) = link.wake(params, REATTACH_LIMIT).await {
-                    tracing::warn!(sandbox = %id, error = chain(&error), "a guest that stands still does not go on");
-                }
-            });
-        }
-    }
-
-    async fn on_sample(&mut self, sample: Result<crate::guest::Sample, String>) {
-        self.sampling = false;
-        self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
-        self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
-        match sample {
-            Ok(sample) => self.core.handle_sample(
-                now(),
-                lifecycle::Sample {
-                    cpu_usec: sample.cpu_usec,
-                    outbound_tcp: sample.tcp_outbound,
-                    timer_due_ms: sample.timer_due_ms,
-                    holds: sample.holds,
-                    hold_connections: sample.holds,
-                },
-            ),
-            Err(error) => {
-                tracing::debug!(sandbox = %self.id, error, "no sample");
-                self.nudge().await;
-            }
-        }
-    }
 }
 
 /// The moment, on the state machine's clock.
 fn now() -> Time {
     Time::from_millis(clock::since_boot_ms())
-}
-
-/// Waits until the disk's state is another than the one that a running guest was last told.
-async fn disk_changed(low: &mut watch::Receiver<bool>, halted: bool, running: bool) {
-    if !running || low.wait_for(|low| *low != halted).await.is_err() {
-        std::future::pending::<()>().await;
-    }
-}
-
-/// Waits until the link of a running guest is gone and it is time to make it anew.
-async fn detached(link: &GuestLink, not_before: Option<Instant>, running: bool) {
-    if !running {
-        return std::future::pending().await;
-    }
-    let mut state = link.watch_state();
-    if state.wait_for(|state| *state == LinkState::Detached).await.is_err() {
-        return std::future::pending().await;
-    }
-    let wait = not_before.map_or(REATTACH_AFTER, |at| at.saturating_duration_since(Instant::now()));
-    tokio::time::sleep(wait).await;
 }
 
 async fn died(exit: Option<(Attempt, ExitWatch)>) -> (Attempt, ExitCause) {

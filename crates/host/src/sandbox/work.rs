@@ -17,8 +17,9 @@ use std::time::Duration;
 use api::SandboxId;
 use lifecycle::{Attempt, FailureCode, Left, Order, Report, Work};
 use serde_json::{Map, Value};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
+use super::Message;
 use super::body::Body;
 use crate::ground::Ground;
 use crate::phases::Phases;
@@ -55,6 +56,8 @@ pub(crate) struct Worker {
     pub(crate) body: Body,
     pub(crate) phases: Phases,
     pub(crate) signals: Signals,
+    /// To the task whose order it is.
+    pub(crate) messages: mpsc::UnboundedSender<Message>,
     /// Number of the life that a wake or boot begins.
     pub(crate) next_life: u64,
     /// Where a capture puts its copies.

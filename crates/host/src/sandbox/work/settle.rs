@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 
 use lifecycle::{FailureCode, Left, Report, Tier};
+use tokio::sync::oneshot;
 use vmm::machine::GuestState;
 
 use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
+
 use crate::clock::Moment;
 use crate::fault;
 use crate::ground::FREE_BYTES_TO_SLEEP;
 use crate::guest::{LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
+use crate::sandbox::Message;
 
 impl Worker {
     /// From running to asleep. Until the sleep is published, everything can be undone and is, on an error or when asked.
@@ -28,7 +31,7 @@ impl Worker {
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
-        let timer_due = self.timer_due().await;
+        let timer_due = self.last_sample().await;
         // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
         let options = QuiesceOptions { sync: room.is_ok(), drop_caches: false };
         if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
@@ -218,24 +221,33 @@ impl Worker {
         }
     }
 
-    /// When the guest's next timer is due, as it says itself; a guest that does not answer is found out by what follows.
-    async fn timer_due(&self) -> Option<Moment> {
+    /// What the guest does at last, as it says itself: told to the state machine before anything else happens, so that what
+    /// began in the last moment counts. Gives when its next timer is due. A guest that does not answer is found out by what
+    /// follows.
+    async fn last_sample(&self) -> Option<Moment> {
         let now = Moment::now();
         // By the wall: the link's own limit counts only while the guest runs.
         let sample =
             tokio::time::timeout(SAMPLE_LIMIT, self.unless_superseded(self.body.link.sample()))
                 .await;
-        match sample.unwrap_or(Err(Unanswered::Silent)) {
-            Ok(sample) => sample.timer_due_ms.map(|ms| Moment {
-                boot_ms: now.boot_ms.saturating_add(ms),
-                unix_ms: now.unix_ms.saturating_add(ms),
-                boot_id: now.boot_id,
-            }),
+        let sample = match sample.unwrap_or(Err(Unanswered::Silent)) {
+            Ok(sample) => sample,
             Err(error) => {
                 tracing::debug!(sandbox = %self.id, %error, "no sample before sleep");
-                None
+                return None;
             }
+        };
+        let due = sample.timer_due_ms.map(|ms| Moment {
+            boot_ms: now.boot_ms.saturating_add(ms),
+            unix_ms: now.unix_ms.saturating_add(ms),
+            boot_id: now.boot_id,
+        });
+        let (heard, taken) = oneshot::channel();
+        if self.messages.send(Message::LastSample { sample, heard }).is_ok() {
+            // An error means that the task is gone, and with it everybody to whom this matters.
+            let _ = taken.await;
         }
+        due
     }
 
     /// Ends the machine and removes all that belongs to the sandbox.

@@ -1,0 +1,190 @@
+//! What others ask of a sandbox's task, and how they are answered.
+
+use std::time::Instant;
+
+use api::host::Change;
+use api::sandbox::SleepTier;
+use api::{ApiError, Code};
+use lifecycle::{Call, CaptureId, Phase, Served, Start, Tier};
+use serde_json::Map;
+use tokio::sync::oneshot;
+
+use super::guest::facts;
+use super::{Task, now};
+use crate::guest::LinkState;
+use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
+use crate::sandbox::work::chain;
+use crate::sandbox::{CallGuard, Message, Ready, view};
+
+impl Task {
+    pub(super) async fn on_message(&mut self, message: Message) {
+        let now = now();
+        match message {
+            Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
+            Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
+            Message::Sleep { tier, reply } => {
+                let tier = tier
+                    .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
+                let served = self.core.handle_sleep(now, lifecycle::SleepCause::Asked, tier);
+                self.wait_for(Goal::Asleep, served, reply);
+            }
+            Message::Restart { reply } => {
+                let served = self.core.handle_restart(now);
+                self.wait_for(Goal::Started, served, reply);
+            }
+            Message::Delete { reply } => {
+                let served = self.core.handle_delete(now);
+                self.wait_for(Goal::Gone, Ok(served), reply);
+            }
+            Message::Update { change, reply } => {
+                let result = self.update(change).await;
+                drop(reply.send(result));
+            }
+            Message::Capture { to, reply } => {
+                self.captures += 1;
+                let capture = CaptureId(self.captures);
+                let served = self.core.handle_capture(now, capture);
+                if served.is_ok() {
+                    self.capture_to.push((capture, to));
+                }
+                self.wait_for(Goal::Captured(capture), served, reply);
+            }
+            Message::View { reply } => {
+                let known = self.record.with(|manifest| {
+                    view::known(
+                        &self.core,
+                        manifest,
+                        self.address,
+                        self.life,
+                        self.failure.as_deref(),
+                    )
+                });
+                drop(reply.send(known));
+            }
+            Message::Started { reply } => {
+                let served = match self.core.phase() {
+                    Phase::Starting { how: Start::Create, .. } => Ok(Served::Later),
+                    Phase::Failed { code, .. } => Err(lifecycle::Refusal::Failed { code: *code }),
+                    Phase::Deleting { .. } | Phase::Deleted => Err(lifecycle::Refusal::Deleted),
+                    _ => Ok(Served::Now),
+                };
+                self.wait_for(Goal::Started, served, reply);
+            }
+            Message::Sample(sample) => self.on_sample(sample).await,
+            Message::LastSample { sample, heard } => {
+                self.core.handle_sample(now, facts(&sample));
+                // Whoever waited may have given up.
+                let _ = heard.send(());
+            }
+            Message::Reattached(Ok(())) => self.reattach_at = None,
+            Message::Reattached(Err(error)) => {
+                tracing::warn!(sandbox = %self.id, error, "the guest agent was not met again");
+            }
+        }
+    }
+
+    pub(super) fn on_call(
+        &mut self,
+        call: Call,
+        what: String,
+        began: Instant,
+        reply: oneshot::Sender<Result<Ready, ApiError>>,
+    ) {
+        if self.waiters.len() >= WAITERS_MAX {
+            let text = format!("{WAITERS_MAX} calls wait for this sandbox already");
+            drop(reply.send(Err(ApiError::new(Code::NoCapacity, text))));
+            return;
+        }
+        match self.core.handle_call_began(now(), call) {
+            // Its machine has just ended, or its link has: either is about to be known.
+            Ok(Served::Now) if self.link.state() == LinkState::Detached => {
+                self.waiters.push(Waiter { call, began, reply });
+            }
+            Ok(Served::Now) => {
+                let ready = self.ready(call, None);
+                // Dropped with its guard if the caller is gone, which ends the call.
+                drop(reply.send(Ok(ready)));
+            }
+            Ok(Served::Later) => {
+                self.need.get_or_insert(what);
+                self.waiters.push(Waiter { call, began, reply });
+            }
+            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
+        }
+    }
+
+    pub(super) fn ready(&self, call: Call, woke_ms: Option<f64>) -> Ready {
+        Ready {
+            link: self.link.clone(),
+            address: self.address,
+            life: self.life,
+            woke_ms,
+            awake_since: self.awake_since,
+            env: self.record.with(|manifest| manifest.env.clone()),
+            guard: CallGuard { kind: call.kind, messages: self.messages.clone() },
+        }
+    }
+
+    pub(super) fn answer_waiters(&mut self) {
+        let refusal = match self.core.phase() {
+            Phase::Running { .. } if self.link.state() == LinkState::Detached => return,
+            Phase::Running { .. } => None,
+            Phase::Failed { code, .. } => Some(lifecycle::Refusal::Failed { code: *code }),
+            Phase::Deleting { .. } | Phase::Deleted => Some(lifecycle::Refusal::Deleted),
+            _ => return,
+        };
+        if let Some(refusal) = refusal {
+            self.refuse_waiters(|failure| refusal_error(refusal, failure));
+        }
+        for waiter in std::mem::take(&mut self.waiters) {
+            let waited = waiter.began.elapsed().as_secs_f64() * 1000.0;
+            drop(waiter.reply.send(Ok(self.ready(waiter.call, Some(waited)))));
+        }
+    }
+
+    /// Turns away everybody who waits for it to be awake.
+    pub(super) fn refuse_waiters(&mut self, error: impl Fn(Option<&str>) -> ApiError) {
+        for waiter in std::mem::take(&mut self.waiters) {
+            self.core.handle_call_ended(now(), waiter.call.kind);
+            drop(waiter.reply.send(Err(error(self.failure.as_deref()))));
+        }
+        self.need = None;
+    }
+
+    pub(super) fn wait_for(
+        &mut self,
+        goal: Goal,
+        served: Result<Served, lifecycle::Refusal>,
+        reply: oneshot::Sender<Result<(), ApiError>>,
+    ) {
+        match served {
+            Ok(Served::Now) => drop(reply.send(Ok(()))),
+            Ok(Served::Later) => self.watchers.push((goal, reply)),
+            Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
+        }
+    }
+
+    pub(super) async fn update(&mut self, change: Change) -> Result<(), ApiError> {
+        let changed = self.record.change(|manifest| {
+            if let Some(name) = change.name {
+                manifest.name = name;
+            }
+            if let Some(labels) = change.labels {
+                manifest.labels = labels;
+            }
+            manifest.policy.apply(&change.policy);
+        });
+        changed.await.map_err(|error| {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "update not written");
+            if error.is_full() {
+                ApiError::new(Code::NoSpace, "the host's disk is full")
+            } else {
+                ApiError::new(Code::Internal, "the change could not be stored")
+            }
+        })?;
+        let policy = self.record.with(|manifest| view::policy(&manifest.policy));
+        self.core.handle_policy(now(), policy);
+        self.timeline.add("updated", "its settings were changed", Map::new());
+        Ok(())
+    }
+}

@@ -1,0 +1,163 @@
+//! What a task hears of its guest and says to it: samples, a lost link, a disk that is nearly full.
+
+use std::time::{Duration, Instant};
+
+use serde_json::Map;
+use tokio::sync::watch;
+use vmm::machine::GuestState;
+
+use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
+use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
+use crate::sandbox::body::identity_owed;
+use crate::sandbox::work::{SAMPLE_LIMIT, chain};
+use crate::sandbox::{Message, story};
+
+impl Task {
+    /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
+    pub(super) fn reattach(&mut self) {
+        self.reattach_at = Some(Instant::now() + REATTACH_EVERY);
+        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else {
+            return;
+        };
+        if machine.exit_watch().exited_yet().is_some() {
+            return;
+        }
+        let socket = machine.guest_stream();
+        let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
+        let who = identity_owed(&self.ground, &self.record, slot);
+        let (link, messages, record) =
+            (self.link.clone(), self.messages.clone(), self.record.clone());
+        tokio::spawn(async move {
+            let met = async {
+                let socket = socket.map_err(|error| chain(&error))?;
+                let who = who.map_err(|error| error.to_string())?;
+                link.attach(socket, Continuity::Unknown, REATTACH_LIMIT)
+                    .await
+                    .map_err(|error| chain(&error))?;
+                let owed = who.is_some();
+                let params = WakeParams { fork: owed, identity: who };
+                link.wake(params, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
+                if owed {
+                    let told = record.change(|manifest| manifest.needs_identity = false).await;
+                    told.map_err(|error| chain(&error))?;
+                }
+                Ok(())
+            };
+            // The task is gone only with the sandbox.
+            let _ = messages.send(Message::Reattached(met.await));
+        });
+    }
+
+    pub(super) fn ask_sample(&mut self) {
+        self.sampling = true;
+        let seen = self
+            .body
+            .as_mut()
+            .and_then(|body| body.port.as_mut())
+            .is_some_and(|port| port.activity());
+        if seen {
+            self.core.handle_packets(now());
+        }
+        let (link, messages) = (self.link.clone(), self.messages.clone());
+        tokio::spawn(async move {
+            let sample = match tokio::time::timeout(SAMPLE_LIMIT, link.sample()).await {
+                Ok(sample) => sample.map_err(|error| chain(&error)),
+                Err(_) => Err(format!("no sample within {SAMPLE_LIMIT:?}")),
+            };
+            // The task is gone only with the sandbox.
+            let _ = messages.send(Message::Sample(sample));
+        });
+    }
+
+    /// The disk is nearly full, or no longer: a running guest stands still meanwhile, and loses nothing but time.
+    pub(super) async fn halt_or_go_on(&mut self) {
+        let low = *self.disk_low.borrow_and_update();
+        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
+            return;
+        };
+        let done = if low { machine.pause().await } else { machine.cont().await };
+        self.halted = low;
+        match done {
+            Ok(_) => {
+                let (kind, text) = if low {
+                    ("halted", "stands still: the host's disk is nearly full")
+                } else {
+                    ("resumed", "goes on: the host's disk has room again")
+                };
+                self.timeline.add(kind, text, Map::new());
+            }
+            Err(error) => {
+                // Its end, if that is the reason, is noticed by itself.
+                tracing::warn!(sandbox = %self.id, error = chain(&error), low, "machine not halted or continued");
+            }
+        }
+    }
+
+    /// A running guest that does not say what it does may have been stopped by QEMU because the host's disk is full, or stand
+    /// still after a sleep that was given up then. It is told to go on; while the reason lasts that changes nothing.
+    pub(super) async fn nudge(&mut self) {
+        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
+            return;
+        };
+        if matches!(machine.guest_state().await, Ok(GuestState::DiskError)) {
+            tracing::warn!(sandbox = %self.id, "the host's disk is full: the guest waits to write");
+            if let Err(error) = machine.cont().await {
+                tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest that waited to write does not go on");
+                return;
+            }
+        }
+        if matches!(self.link.state(), LinkState::Quiesced | LinkState::Quiescing) {
+            let (link, id) = (self.link.clone(), self.id.clone());
+            tokio::spawn(async move {
+                let params = WakeParams { identity: None, fork: false };
+                if let Err(error) = link.wake(params, REATTACH_LIMIT).await {
+                    tracing::warn!(sandbox = %id, error = chain(&error), "a guest that stands still does not go on");
+                }
+            });
+        }
+    }
+
+    pub(super) async fn on_sample(&mut self, sample: Result<Sample, String>) {
+        self.sampling = false;
+        self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
+        self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+        match sample {
+            Ok(sample) => self.core.handle_sample(now(), facts(&sample)),
+            Err(error) => {
+                tracing::debug!(sandbox = %self.id, error, "no sample");
+                self.nudge().await;
+            }
+        }
+    }
+}
+
+/// A sample, as the state machine takes it.
+pub(super) fn facts(sample: &Sample) -> lifecycle::Sample {
+    lifecycle::Sample {
+        cpu_usec: sample.cpu_usec,
+        outbound_tcp: sample.tcp_outbound,
+        timer_due_ms: sample.timer_due_ms,
+        holds: sample.holds,
+        hold_connections: sample.holds,
+    }
+}
+
+/// Waits until the disk's state is another than the one that a running guest was last told.
+pub(super) async fn disk_changed(low: &mut watch::Receiver<bool>, halted: bool, running: bool) {
+    if !running || low.wait_for(|low| *low != halted).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
+/// Waits until the link of a running guest is gone and it is time to make it anew.
+pub(super) async fn detached(link: &GuestLink, not_before: Option<Instant>, running: bool) {
+    if !running {
+        return std::future::pending().await;
+    }
+    let mut state = link.watch_state();
+    if state.wait_for(|state| *state == LinkState::Detached).await.is_err() {
+        return std::future::pending().await;
+    }
+    let wait = not_before.map_or(REATTACH_AFTER, |at| at.saturating_duration_since(Instant::now()));
+    tokio::time::sleep(wait).await;
+}
