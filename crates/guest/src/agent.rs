@@ -11,6 +11,10 @@ use wire::{Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
 
 use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, system::System};
 
+/// Turns that the runtime is given before a program is started: in each, it looks at all descriptors, and then runs
+/// every task that is ready. From the device to the reader of the link it takes two, so in the third all has been read.
+const TURNS_TO_READ: usize = 3;
+
 /// Where the agent finds and puts things.
 #[derive(Debug, Clone)]
 pub struct Settings {
@@ -39,6 +43,7 @@ pub struct Agent {
     system: Box<dyn System>,
     boot: [u8; 16],
     quiesced: watch::Sender<bool>,
+    starts: tokio::sync::Mutex<()>,
     owed: Mutex<Owed>,
 }
 
@@ -71,6 +76,7 @@ impl Agent {
             system,
             boot,
             quiesced: watch::Sender::new(false),
+            starts: tokio::sync::Mutex::default(),
             owed: Mutex::default(),
             settings,
         }))
@@ -86,9 +92,23 @@ impl Agent {
         *self.quiesced.borrow()
     }
 
+    /// Waits until it is this program's turn to be started, and programs may run.
+    ///
+    /// A start keeps the only thread until the program runs, so a crowd of them would keep the agent from reading. Whoever has
+    /// given up waiting for its own meanwhile has reset the channel, and must find that nothing was started: so before each
+    /// start everything is read that has come. The reset ends the task that waits here.
+    pub(crate) async fn turn_to_start(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        let turn = self.starts.lock().await;
+        for _ in 0..TURNS_TO_READ {
+            tokio::task::yield_now().await;
+        }
+        self.running().await;
+        turn
+    }
+
     /// Waits until the user's programs may run. A program that is started in a frozen cgroup would freeze between fork and
     /// exec, and the agent would wait for it.
-    pub(crate) async fn running(&self) {
+    async fn running(&self) {
         let mut quiesced = self.quiesced.subscribe();
         // The sender lives as long as this.
         let _never = quiesced.wait_for(|quiesced| !quiesced).await;
@@ -221,4 +241,95 @@ const STEP_TEXT_MAX: usize = 500;
 
 fn micros(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncReadExt, net::UnixStream};
+    use wire::{
+        Decoder, ExecSpec, Frame, FrameKind, HostHello, Identity, LinkId, Network, Reply, Request,
+        ToGuest,
+    };
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Still;
+
+    impl System for Still {
+        fn set_clock(&self, _: i64) -> Result<i64, String> {
+            Ok(0)
+        }
+        fn reseed(&self, _: &[u8]) -> Result<(), String> {
+            Ok(())
+        }
+        fn identify(&self, _: &Identity) -> Result<(), String> {
+            Ok(())
+        }
+        fn cut_connections(&self) -> Result<(), String> {
+            Ok(())
+        }
+        fn network(&self, _: &Network) -> Result<(), String> {
+            Ok(())
+        }
+    }
+
+    fn bytes<T: serde::Serialize>(kind: FrameKind, channel: u32, message: &T) -> Vec<u8> {
+        let payload = wire::encode(message).unwrap();
+        let mut bytes = Vec::new();
+        Frame { kind, channel, payload }.write_to(&mut bytes).unwrap();
+        bytes
+    }
+
+    /// What the agent answers on a channel.
+    async fn answer(host: &mut UnixStream, decoder: &mut Decoder, channel: u32) -> Reply {
+        loop {
+            while let Some(frame) = decoder.next_frame() {
+                if frame.kind == FrameKind::Message && frame.channel == channel {
+                    return wire::decode(&frame.payload).unwrap();
+                }
+            }
+            let mut chunk = vec![0; 4096];
+            let read = host.read(&mut chunk).await.unwrap();
+            assert!(read > 0, "the agent is there");
+            decoder.push(&chunk[..read]);
+        }
+    }
+
+    /// The reset of a start is in the device when the start's turn comes, and has not been read.
+    #[tokio::test]
+    async fn a_start_that_was_given_up_while_it_waited_is_not_carried_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings {
+            cgroup: None,
+            execs: folder.path().join("exec"),
+            awake_socket: None,
+            reap_all: false,
+            proc: "/proc".into(),
+            etc: "/etc".into(),
+        };
+        let agent = Agent::start(settings, Box::new(Still)).unwrap();
+        let (mut host, port) = UnixStream::pair().unwrap();
+        tokio::spawn(crate::link::serve(Arc::clone(&agent), port));
+        let turn = agent.starts.lock().await;
+
+        let hello = HostHello { link: LinkId([1; 16]), versions: wire::VERSIONS };
+        let mut sent = bytes(FrameKind::Control, 0, &ToGuest::Hello(hello));
+        for channel in [1, 2] {
+            let start = Request::ExecStart(ExecSpec::argv(["true"]));
+            sent.extend(bytes(FrameKind::Open, channel, &start));
+        }
+        sent.extend(bytes(FrameKind::Open, 3, &Request::Ping));
+        assert_eq!(host.try_write(&sent).unwrap(), sent.len());
+        let mut decoder = Decoder::default();
+        // Asked last, so both starts wait by now.
+        assert_eq!(answer(&mut host, &mut decoder, 3).await, Reply::Done);
+        let mut reset = Vec::new();
+        Frame::empty(FrameKind::Reset, 1).write_to(&mut reset).unwrap();
+        assert_eq!(host.try_write(&reset).unwrap(), reset.len());
+        drop(turn);
+        let started = answer(&mut host, &mut decoder, 2).await;
+        assert!(matches!(started, Reply::ExecStarted { .. }), "{started:?}");
+        assert_eq!(agent.execs.list().len(), 1, "only the other was started");
+    }
 }

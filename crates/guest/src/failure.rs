@@ -48,7 +48,7 @@ pub(crate) fn code_of(errno: i32) -> FailureCode {
         Errno::XDEV => FailureCode::CrossDevice,
         Errno::BUSY | Errno::TXTBSY => FailureCode::Busy,
         Errno::NOMEM | Errno::AGAIN | Errno::MFILE | Errno::NFILE => FailureCode::NoResources,
-        Errno::FBIG => FailureCode::TooLarge,
+        Errno::FBIG | Errno::TOOBIG => FailureCode::TooLarge,
         Errno::PIPE => FailureCode::StdinClosed,
         _ => FailureCode::Io,
     }

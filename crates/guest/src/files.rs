@@ -148,6 +148,11 @@ fn begin(to: &Path, parents: bool) -> Result<Temporary, Failure> {
     if to.file_name().is_none() {
         return Err(invalid("path", format!("{} names no file", to.display())));
     }
+    // Renaming over it would put a file where programs expect a device or a pipe.
+    if fs::metadata(to).is_ok_and(|there| !there.is_file()) {
+        let message = format!("{} is a device, pipe or socket", to.display());
+        return Err(invalid("path", message + ", which is not replaced; write to it by a command"));
+    }
     // A symbolic link is written through, as if the file had been written in place.
     let target = fs::canonicalize(to).unwrap_or_else(|_| to.to_owned());
     let folder = target.parent().unwrap_or(Path::new("/"));

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use wire::{ExecId, Failure, FailureCode, Reply, Request, exec::CHUNK_HEADER_LEN};
+use wire::{
+    ExecId, Failure, FailureCode, LONG_REQUEST_MAX, Reply, Request, exec::CHUNK_HEADER_LEN,
+};
 
 use crate::{
     agent::Agent,
     channel::{Inbox, Outbox},
-    exec::Cursor,
+    exec::{Cursor, Input},
     failure::{failure, io_failure},
     files, ports, sample, tree,
 };
@@ -35,18 +37,41 @@ pub(crate) async fn request(
     mut inbox: Inbox,
     outbox: &Outbox,
 ) -> End {
+    let request = match request {
+        Request::Long { bytes } => match long(&mut inbox, bytes).await {
+            Ok(request) => request,
+            Err(failure) => {
+                outbox.fail(failure).await;
+                return End::Fin;
+            }
+        },
+        request => request,
+    };
     let reply = match request {
         Request::Connect { port } => return ports::connect(port, inbox, outbox).await,
         Request::Ping => Ok(Some(Reply::Done)),
         Request::Sample => sample::take(agent).map(Reply::Sample).map(Some),
-        Request::ExecStart(spec) => {
-            if spec.name.as_ref().is_some_and(|name| name.len() > EXEC_NAME_MAX) {
-                let message = format!("name is longer than {EXEC_NAME_MAX} bytes");
-                Err(failure(FailureCode::Invalid, Some("name"), message))
-            } else {
-                agent.running().await;
-                agent.execs.run(spec).map(|(id, pid)| Some(Reply::ExecStarted { id, pid }))
+        Request::ExecStart(spec) => match name_fits(spec.name.as_deref()) {
+            Ok(()) => {
+                let _turn = agent.turn_to_start().await;
+                agent.execs.run(&spec).map(|(id, pid)| Some(Reply::ExecStarted { id, pid }))
             }
+            Err(failure) => Err(failure),
+        },
+        Request::TerminalStart(spec) => match name_fits(spec.exec.name.as_deref()) {
+            Ok(()) => {
+                let _turn = agent.turn_to_start().await;
+                let started = agent.execs.run_on_terminal(&spec);
+                started.map(|(id, pid)| Some(Reply::ExecStarted { id, pid }))
+            }
+            Err(failure) => Err(failure),
+        },
+        Request::TerminalResize { id, size } => {
+            agent.execs.find(id).and_then(|exec| exec.resize(size)).map(|()| Some(Reply::Done))
+        }
+        // Taken apart above; one within another is not taken.
+        Request::Long { .. } => {
+            Err(failure(FailureCode::Invalid, None, "a long request within another"))
         }
         Request::ExecWait(id) => match agent.execs.find(id) {
             Ok(exec) => Ok(Some(Reply::ExecState(exec.wait().await))),
@@ -95,6 +120,43 @@ pub(crate) async fn request(
         Err(failure) => outbox.fail(failure).await,
     }
     End::Fin
+}
+
+fn name_fits(name: Option<&str>) -> Result<(), Failure> {
+    match name {
+        Some(name) if name.len() > EXEC_NAME_MAX => {
+            let message = format!("name is longer than {EXEC_NAME_MAX} bytes");
+            Err(failure(FailureCode::Invalid, Some("name"), message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Takes a request that comes in pieces.
+async fn long(inbox: &mut Inbox, bytes: u32) -> Result<Request, Failure> {
+    let bytes = bytes as usize;
+    if bytes > LONG_REQUEST_MAX {
+        let message = format!("request of {bytes} bytes is over the limit of {LONG_REQUEST_MAX}");
+        return Err(failure(FailureCode::TooLarge, None, message));
+    }
+    let mut encoded = Vec::new();
+    while let Some(piece) = inbox.recv().await {
+        if encoded.len() + piece.len() > bytes {
+            return Err(failure(FailureCode::Invalid, None, "request is longer than announced"));
+        }
+        encoded.extend_from_slice(&piece);
+    }
+    if encoded.len() < bytes {
+        return Err(failure(FailureCode::Invalid, None, "request broke off"));
+    }
+    match wire::decode::<Request>(&encoded) {
+        Ok(request) if !request.host_sends() => Ok(request),
+        Ok(_) => Err(failure(FailureCode::Invalid, None, "this request cannot come in pieces")),
+        Err(error) => {
+            let message = format!("request not understood by this agent: {error}");
+            Err(failure(FailureCode::Unsupported, None, message))
+        }
+    }
 }
 
 async fn output(
@@ -161,7 +223,7 @@ async fn stdin(agent: &Agent, id: ExecId, close: bool, inbox: &mut Inbox) -> Res
     if stdin.is_none() {
         return Err(closed(id));
     }
-    if close {
+    if close && stdin.as_ref().is_some_and(Input::can_close) {
         *stdin = None;
     }
     Ok(written)

@@ -8,7 +8,8 @@ use futures_util::{Stream, StreamExt};
 use host::guest::{
     Continuity, Download, Ended, ExecOutput, ExecSpec, ExecState, FailureCode, GuestError,
     GuestLink, Identity, LinkError, LinkState, Network, OutputFrom, QuiesceOptions, Stdin, Step,
-    StepOutcome, Stream as Output, WakeError, WakeParams, Which, WriteSpec,
+    StepOutcome, Stream as Output, TerminalSize, TerminalSpec, WakeError, WakeParams, Which,
+    WriteSpec,
 };
 use machine::{LIMIT, Machine};
 use tokio::{
@@ -98,8 +99,93 @@ async fn an_exec_that_cannot_start_says_why_and_names_the_field() {
     assert_eq!(failing(|spec| spec.env = vec![("A=".into(), String::new())]).await, "invalid env");
     assert_eq!(failing(|spec| spec.timeout_ms = Some(0)).await, "invalid timeout_ms");
     assert_eq!(link.exec_list().await.expect("list"), [], "nothing was started");
-    let long = ExecSpec::shell("x".repeat(70_000));
-    assert!(matches!(link.exec_start(long).await, Err(GuestError::TooLarge { .. })));
+}
+
+#[tokio::test]
+async fn arguments_and_environment_up_to_what_linux_takes_reach_the_program() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    // Each a little below the kernel's limit for one string.
+    let piece = "x".repeat(131_000);
+    let mut spec =
+        ExecSpec::shell(format!("printf '%s' \"$A$B\" | wc -c; : {}", "y".repeat(130_000)));
+    spec.env = vec![("A".into(), piece.clone()), ("B".into(), piece.clone())];
+    assert_eq!(run(&link, spec).await.1, "262000\n");
+    // More than the kernel takes at once.
+    let argv = std::iter::once("true".to_owned()).chain(vec![piece.clone(); 20]);
+    let error = link.exec_start(ExecSpec::argv(argv)).await.expect_err("too much");
+    assert_eq!((code(&error), field(&error)), (FailureCode::TooLarge, "argv"));
+    // More than the protocol takes.
+    let argv = std::iter::once("true".to_owned()).chain(vec![piece; 40]);
+    let error = link.exec_start(ExecSpec::argv(argv)).await.expect_err("far too much");
+    assert!(matches!(error, GuestError::TooLarge { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn s22_a_program_on_a_terminal_has_its_size_from_the_start_and_hears_of_a_new_one() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    let size = |columns, rows| TerminalSize { columns, rows };
+    let line = "stty size; tty; echo $TERM; trap 'stty size; exit 3' WINCH; \
+                echo ready; while :; do read line && echo got $line; done";
+    let spec = TerminalSpec {
+        exec: ExecSpec::argv(["bash", "-c", line]),
+        term: "xterm-256color".into(),
+        size: size(123, 45),
+    };
+    let exec = link.terminal_start(spec).await.expect("starts");
+    let mut output =
+        link.exec_output(exec.id, Which::Both, OutputFrom::default(), true).expect("opens");
+    let mut shown = String::new();
+    let mut until = async |mark: &str| {
+        while !shown.contains(mark) {
+            let chunk = output.next().await.expect("more comes").expect("chunk");
+            assert_eq!(chunk.stream, Output::Stdout);
+            shown.push_str(std::str::from_utf8(&chunk.bytes).expect("text"));
+        }
+        shown.clone()
+    };
+    let begun = until("ready\r\n").await;
+    assert!(begun.starts_with("45 123\r\n/dev/pts/"), "{begun:?}");
+    assert!(begun.contains("xterm-256color\r\n"), "{begun:?}");
+    let mut stdin = link.exec_stdin(exec.id, false).expect("opens");
+    stdin.write(b"hello\r").await.expect("typed");
+    stdin.finish().await.expect("taken");
+    let typed = until("got hello\r\n").await;
+    assert!(typed.contains("ready\r\nhello\r\n"), "it is echoed: {typed:?}");
+    link.terminal_resize(exec.id, size(80, 24)).await.expect("resized");
+    until("24 80\r\n").await;
+    assert_eq!(link.exec_wait(exec.id).await.expect("ends").code, Some(3));
+
+    let error = link.terminal_resize(exec.id, size(80, 24)).await.expect_err("it has ended");
+    assert_eq!(code(&error), FailureCode::Ended);
+    let piped = link.exec_start(ExecSpec::argv(["cat"])).await.expect("starts");
+    let error = link.terminal_resize(piped.id, size(80, 24)).await.expect_err("no terminal");
+    assert_eq!((code(&error), field(&error)), (FailureCode::Ended, "id"));
+    for bad in [size(0, 24), size(80, 501)] {
+        let exec = ExecSpec::argv(["true"]);
+        let spec = TerminalSpec { exec, term: "xterm".into(), size: bad };
+        let error = link.terminal_start(spec).await.expect_err("no such size");
+        assert_eq!((code(&error), field(&error)), (FailureCode::Invalid, "size"));
+    }
+}
+
+#[tokio::test]
+async fn all_that_a_program_on_a_terminal_prints_comes_before_its_end() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    for _ in 0..10 {
+        let spec = TerminalSpec {
+            exec: ExecSpec::argv(["sh", "-c", "seq 2000; exit 7"]),
+            term: "xterm".into(),
+            size: TerminalSize { columns: 80, rows: 24 },
+        };
+        let exec = link.terminal_start(spec).await.expect("starts");
+        let output = link.exec_output(exec.id, Which::Both, OutputFrom::default(), true);
+        let (shown, _) = collect(output.expect("opens")).await;
+        assert!(shown.ends_with("1999\r\n2000\r\n"), "{:?}", &shown[shown.len() - 20..]);
+        assert_eq!(link.exec_wait(exec.id).await.expect("ends").code, Some(7));
+    }
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 mod output;
 mod pump;
 mod spawn;
+mod terminal;
 
 use std::{
     collections::BTreeMap,
@@ -29,10 +30,13 @@ use tokio::{
 };
 use wire::{
     Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, Program, Stream,
-    exec::COMMAND_SHOWN_MAX,
+    TerminalSize, TerminalSpec, exec::COMMAND_SHOWN_MAX,
 };
 
 pub(crate) use output::{Cursor, OutputLog};
+use pump::Source;
+use spawn::{Streams, What};
+use terminal::Terminal;
 
 use crate::{
     agent::Settings,
@@ -77,7 +81,37 @@ pub(crate) struct Exec {
     pub(crate) log: Arc<Mutex<OutputLog>>,
     /// Goes up with each piece of output and with the end.
     pub(crate) changed: watch::Sender<u64>,
-    pub(crate) stdin: tokio::sync::Mutex<Option<pipe::Sender>>,
+    pub(crate) stdin: tokio::sync::Mutex<Option<Input>>,
+    /// Of one that runs on a terminal, until its end.
+    terminal: Mutex<Option<Arc<Terminal>>>,
+}
+
+/// Our end of a program's standard input.
+#[derive(Debug)]
+pub(crate) enum Input {
+    Pipe(pipe::Sender),
+    Terminal(Arc<Terminal>),
+}
+
+impl Input {
+    pub(crate) async fn writable(&self) -> io::Result<()> {
+        match self {
+            Self::Pipe(pipe) => pipe.writable().await,
+            Self::Terminal(terminal) => terminal.writable().await,
+        }
+    }
+
+    pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Pipe(pipe) => pipe.try_write(bytes),
+            Self::Terminal(terminal) => terminal.try_write(bytes),
+        }
+    }
+
+    /// A pipe can be closed; a terminal stays, and its programs are told the end by a control character.
+    pub(crate) fn can_close(&self) -> bool {
+        matches!(self, Self::Pipe(_))
+    }
 }
 
 impl Execs {
@@ -108,7 +142,17 @@ impl Execs {
 
     /// Starts a program. Runs from fork to exec without giving up the thread: the reaper must not see the end of a process
     /// that is not in the table yet.
-    pub(crate) fn run(&self, spec: ExecSpec) -> Result<(ExecId, u32), Failure> {
+    pub(crate) fn run(&self, spec: &ExecSpec) -> Result<(ExecId, u32), Failure> {
+        self.begin(&What::Piped(spec))
+    }
+
+    /// As [`run`](Self::run), on a terminal of its own.
+    pub(crate) fn run_on_terminal(&self, spec: &TerminalSpec) -> Result<(ExecId, u32), Failure> {
+        self.begin(&What::OnTerminal(spec))
+    }
+
+    fn begin(&self, what: &What<'_>) -> Result<(ExecId, u32), Failure> {
+        let spec = what.spec();
         let id = {
             let mut table = self.table();
             if table.exits.len() >= RUNNING_MAX {
@@ -136,7 +180,7 @@ impl Execs {
             }
             None => None,
         };
-        let started = match spawn::spawn(&self.settings, &spec, cgroup.as_ref()) {
+        let started = match spawn::spawn(&self.settings, what, cgroup.as_ref()) {
             Ok(started) => started,
             Err(failure) => {
                 if let Some(cgroup) = cgroup {
@@ -146,19 +190,32 @@ impl Execs {
             }
         };
         let pid = started.pid;
+        let (stdin, terminal, sources) = match started.streams {
+            Streams::Pipes { stdin, stdout, stderr } => (
+                stdin.map(Input::Pipe),
+                None,
+                [Source::pipe(stdout, Stream::Stdout), Source::pipe(stderr, Stream::Stderr)],
+            ),
+            Streams::Terminal(terminal) => {
+                let terminal = Arc::new(terminal);
+                let sources = [Source::terminal(Arc::clone(&terminal)), Source::none()];
+                (Some(Input::Terminal(Arc::clone(&terminal))), Some(terminal), sources)
+            }
+        };
         let deadline = spec.timeout_ms.map(|ms| Instant::now() + Duration::from_millis(ms));
         let exec = Arc::new(Exec {
             id,
             pid,
             command: shown(&spec.program),
-            name: spec.name,
+            name: spec.name.clone(),
             started_ms: now_ms(),
             deadline,
             cgroup: Mutex::new(cgroup),
             state: watch::Sender::new(ExecState::Running),
             log: Arc::new(Mutex::new(OutputLog::new(self.settings.execs.join(id.to_string())))),
             changed: watch::Sender::new(0),
-            stdin: tokio::sync::Mutex::new(started.stdin),
+            stdin: tokio::sync::Mutex::new(stdin),
+            terminal: Mutex::new(terminal),
         });
         let (exit, exited) = oneshot::channel();
         {
@@ -168,7 +225,7 @@ impl Execs {
         }
         let execs = self.clone();
         tokio::spawn(async move {
-            exec.pump(started.stdout, started.stderr, exited, &execs).await;
+            exec.pump(sources, exited, &execs).await;
         });
         Ok((id, pid))
     }
@@ -285,6 +342,21 @@ impl Exec {
         })
     }
 
+    /// Changes the size of its terminal.
+    pub(crate) fn resize(&self, size: TerminalSize) -> Result<(), Failure> {
+        match &*self.terminal() {
+            _ if !self.runs() => {
+                let message = format!("exec {} has ended", self.id);
+                Err(failure(FailureCode::Ended, Some("id"), message))
+            }
+            Some(terminal) => terminal.resize(size),
+            None => {
+                let message = format!("exec {} does not run on a terminal", self.id);
+                Err(failure(FailureCode::Invalid, Some("id"), message))
+            }
+        }
+    }
+
     fn kill(&self) -> io::Result<()> {
         match &*self.cgroup() {
             Some(cgroup) => cgroup.kill(),
@@ -296,6 +368,10 @@ impl Exec {
     /// Removes its cgroup if its last process has gone.
     fn remove_cgroup(&self) {
         self.cgroup().take_if(|cgroup| cgroup.remove_if_empty());
+    }
+
+    fn terminal(&self) -> MutexGuard<'_, Option<Arc<Terminal>>> {
+        self.terminal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn cgroup(&self) -> MutexGuard<'_, Option<Cgroup>> {
@@ -372,7 +448,7 @@ mod tests {
         }
         let cgroup = Cgroup::make(user).unwrap();
         let execs = Execs::start(&settings(folder.path()), Some(cgroup), [0; 16]).unwrap();
-        let (id, _) = execs.run(ExecSpec::argv(["true"])).unwrap();
+        let (id, _) = execs.run(&ExecSpec::argv(["true"])).unwrap();
         assert_eq!(id, ExecId(1));
         assert_eq!(fs::read_to_string(child.join("cgroup.procs")).unwrap(), "0");
         for freezer in freezers {

@@ -18,8 +18,9 @@ use rustix::{
     thread::{set_thread_gid, set_thread_groups, set_thread_uid},
 };
 use tokio::net::unix::pipe;
-use wire::{ExecSpec, Failure, FailureCode, Program, Stdin};
+use wire::{ExecSpec, Failure, FailureCode, Program, Stdin, TerminalSpec};
 
+use super::terminal::{self, Terminal};
 use crate::{
     agent::Settings,
     cgroup::Cgroup,
@@ -29,12 +30,33 @@ use crate::{
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// A process that runs, and its pipes.
+/// A process that runs, and what it is spoken with through.
 pub(super) struct Started {
     pub(super) pid: u32,
-    pub(super) stdin: Option<pipe::Sender>,
-    pub(super) stdout: pipe::Receiver,
-    pub(super) stderr: pipe::Receiver,
+    pub(super) streams: Streams,
+}
+
+/// Our ends of a process's standard streams.
+pub(super) enum Streams {
+    /// A pipe for each.
+    Pipes { stdin: Option<pipe::Sender>, stdout: pipe::Receiver, stderr: pipe::Receiver },
+    /// One terminal for all.
+    Terminal(Terminal),
+}
+
+/// What is to be run, and on what.
+pub(super) enum What<'a> {
+    Piped(&'a ExecSpec),
+    OnTerminal(&'a TerminalSpec),
+}
+
+impl What<'_> {
+    pub(super) fn spec(&self) -> &ExecSpec {
+        match self {
+            Self::Piped(spec) => spec,
+            Self::OnTerminal(spec) => &spec.exec,
+        }
+    }
 }
 
 /// What the child was doing when it failed; the exec itself if it said nothing.
@@ -43,16 +65,25 @@ enum Stage {
     Cgroup = 1,
     User = 2,
     Cwd = 3,
+    Terminal = 4,
 }
 
 pub(super) fn spawn(
     settings: &Settings,
-    spec: &ExecSpec,
+    what: &What<'_>,
     cgroup: Option<&Cgroup>,
 ) -> Result<Started, Failure> {
+    let spec = what.spec();
     let user = users::find(&settings.etc, spec.user.as_deref().unwrap_or("root"))?;
     let (program, mut command) = command(&spec.program)?;
-    environment(&mut command, &user, &spec.env)?;
+    let term = match what {
+        What::Piped(_) => None,
+        What::OnTerminal(spec) => {
+            terminal::check_term(&spec.term)?;
+            Some(spec.term.as_str())
+        }
+    };
+    environment(&mut command, &user, term, &spec.env)?;
     let cwd = match spec.cwd.as_deref() {
         Some(cwd) if !cwd.starts_with('/') => {
             return Err(invalid("cwd", format!("cwd must be an absolute path, not `{cwd}`")));
@@ -67,27 +98,23 @@ pub(super) fn spawn(
     let pipes = "make its pipes";
     let (report, reporter) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(|error| io_failure(&error.into(), "exec", pipes))?;
-    let (stdout, stdout_theirs) = output_pipe()?;
-    let (stderr, stderr_theirs) = output_pipe()?;
-    command.stdout(Stdio::from(stdout_theirs)).stderr(Stdio::from(stderr_theirs));
-    let stdin = match spec.stdin {
-        Stdin::Null => {
-            command.stdin(Stdio::null());
-            None
-        }
-        Stdin::Pipe => {
-            let (sender, receiver) =
-                pipe::pipe().map_err(|error| io_failure(&error, "stdin", pipes))?;
-            let receiver = receiver.into_blocking_fd();
-            let receiver = receiver.map_err(|error| io_failure(&error, "stdin", pipes))?;
-            command.stdin(Stdio::from(receiver));
-            Some(sender)
+    let streams = match what {
+        What::Piped(spec) => piped(&mut command, spec.stdin)?,
+        What::OnTerminal(spec) => {
+            let (terminal, theirs) = Terminal::open(spec.size, user.uid)?;
+            let copy = || {
+                let copy = theirs.try_clone();
+                copy.map(Stdio::from).map_err(|error| io_failure(&error, "terminal", pipes))
+            };
+            command.stdin(copy()?).stdout(copy()?).stderr(Stdio::from(theirs));
+            Streams::Terminal(terminal)
         }
     };
 
     let entry = cgroup.map(Cgroup::entry).transpose();
     let entry = entry.map_err(|error| io_failure(&error, "exec", "open its cgroup"))?;
-    let child = Child { entry, user: user.clone(), cwd: cwd_c, reporter };
+    let on_terminal = matches!(streams, Streams::Terminal(_));
+    let child = Child { entry, user: user.clone(), cwd: cwd_c, reporter, on_terminal };
     // SAFETY: `Child::prepare` runs in the forked child, where only async-signal-safe calls are sound: it makes raw system
     // calls through rustix, on values made before the fork, and neither allocates nor takes locks.
     #[expect(unsafe_code, reason = "entering a cgroup and changing user between fork and exec")]
@@ -96,7 +123,7 @@ pub(super) fn spawn(
     }
     match command.spawn() {
         // Not waited for here: the reaper does.
-        Ok(process) => Ok(Started { pid: process.id(), stdin, stdout, stderr }),
+        Ok(process) => Ok(Started { pid: process.id(), streams }),
         Err(error) => {
             // Our copy of the reporting end goes with the command.
             drop(command);
@@ -120,6 +147,7 @@ struct Child {
     user: User,
     cwd: std::ffi::CString,
     reporter: OwnedFd,
+    on_terminal: bool,
 }
 
 impl Child {
@@ -131,6 +159,11 @@ impl Child {
         let _absent = reset_oom_protection();
         self.doing(Stage::Cgroup, rustix::process::setpriority_process(None, 0))?;
         self.doing(Stage::Cgroup, rustix::process::setsid().map(drop))?;
+        if self.on_terminal {
+            // Standard input is the terminal already, and this process leads its session.
+            let taken = rustix::process::ioctl_tiocsctty(rustix::stdio::stdin());
+            self.doing(Stage::Terminal, taken)?;
+        }
         self.doing(Stage::User, become_user(&self.user))?;
         self.doing(Stage::Cwd, rustix::process::chdir(&*self.cwd))
     }
@@ -193,6 +226,7 @@ fn command(program: &Program) -> Result<(String, Command), Failure> {
 fn environment(
     command: &mut Command,
     user: &User,
+    term: Option<&str>,
     env: &[(String, String)],
 ) -> Result<(), Failure> {
     command.env_clear();
@@ -204,6 +238,7 @@ fn environment(
         ("SHELL", &user.shell),
         ("LANG", "C.UTF-8"),
     ]);
+    command.envs(term.map(|term| ("TERM", term)));
     for (name, value) in env {
         if name.is_empty() || name.contains(['=', '\0']) {
             let message = format!("env has the name `{}`", name.escape_debug());
@@ -215,6 +250,26 @@ fn environment(
         command.env(name, value);
     }
     Ok(())
+}
+
+/// Gives the command pipes, and us their other ends.
+fn piped(command: &mut Command, stdin: Stdin) -> Result<Streams, Failure> {
+    let failed = |error: io::Error| io_failure(&error, "stdin", "make its pipes");
+    let (stdout, stdout_theirs) = output_pipe()?;
+    let (stderr, stderr_theirs) = output_pipe()?;
+    command.stdout(Stdio::from(stdout_theirs)).stderr(Stdio::from(stderr_theirs));
+    let stdin = match stdin {
+        Stdin::Null => {
+            command.stdin(Stdio::null());
+            None
+        }
+        Stdin::Pipe => {
+            let (sender, receiver) = pipe::pipe().map_err(failed)?;
+            command.stdin(Stdio::from(receiver.into_blocking_fd().map_err(failed)?));
+            Some(sender)
+        }
+    };
+    Ok(Streams::Pipes { stdin, stdout, stderr })
 }
 
 fn output_pipe() -> Result<(pipe::Receiver, OwnedFd), Failure> {
@@ -243,6 +298,12 @@ fn explain(error: &io::Error, stage: Option<u8>, program: &str, cwd: &str, user:
         }
         Some(stage) if stage == Stage::Cwd as u8 => {
             Failure { code: FailureCode::BadCwd, ..told("cwd", format!("enter `{cwd}`")) }
+        }
+        Some(stage) if stage == Stage::Terminal as u8 => {
+            told("terminal", "take its terminal".into())
+        }
+        _ if error.raw_os_error() == Some(Errno::TOOBIG.raw_os_error()) => {
+            told("argv", "pass arguments and environment".into())
         }
         _ => {
             let mut failed = told("program", format!("run `{program}`"));

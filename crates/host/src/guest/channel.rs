@@ -22,6 +22,9 @@ use super::{
 /// that it runs. Generous: under emulation on a busy machine a first answer takes some hundred milliseconds.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
+/// The version of the protocol since which a request may be longer than a frame.
+const LONG_REQUESTS_SINCE: u16 = 2;
+
 /// What comes on a channel.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -183,11 +186,54 @@ impl GuestLink {
         request: Request,
         limit: Option<Duration>,
     ) -> Result<Reply, GuestError> {
-        let mut channel = self.open(&request)?;
+        let asked = async { self.open_any(&request).await?.reply().await };
         match limit {
-            Some(limit) => self.within(name(&request), limit, channel.reply()).await,
-            None => channel.reply().await,
+            Some(limit) => self.within(name(&request), limit, asked).await,
+            None => asked.await,
         }
+    }
+
+    /// As [`open`](Self::open), for a request of any length that the agent can take.
+    async fn open_any(&self, request: &Request) -> Result<Channel, GuestError> {
+        let too_large = |bytes, max| GuestError::TooLarge { bytes, max };
+        let encoded = match self.open(request) {
+            Err(GuestError::TooLarge { .. }) => {
+                wire::encode_long(request).map_err(|error| match error {
+                    MessageError::TooLarge { bytes, max } => too_large(bytes, max),
+                    MessageError::Encode(_) | MessageError::Decode(_) => {
+                        GuestError::BadAnswer { request: name(request) }
+                    }
+                })?
+            }
+            opened => return opened,
+        };
+        if !self.speaks(LONG_REQUESTS_SINCE) {
+            return Err(too_large(encoded.len(), PAYLOAD_MAX));
+        }
+        // Below its own limit, so it fits.
+        let bytes = u32::try_from(encoded.len()).unwrap_or(u32::MAX);
+        let mut channel = self.open(&Request::Long { bytes })?;
+        let mut rest = encoded.as_slice();
+        while !rest.is_empty() {
+            let sent = std::future::poll_fn(|cx| channel.poll_reserve(cx, rest.len())).await;
+            match sent {
+                Ok(sent) => {
+                    channel.send_reserved(&rest[..sent]);
+                    rest = &rest[sent..];
+                }
+                // The guest ended the channel; what it said before says why.
+                Err(_) => return Ok(channel),
+            }
+        }
+        channel.finish();
+        Ok(channel)
+    }
+
+    /// Whether the guest's agent and we both speak this version.
+    pub(super) fn speaks(&self, version: u16) -> bool {
+        let hello = self.hello();
+        let agreed = hello.and_then(|hello| wire::VERSIONS.agree(hello.versions));
+        agreed.is_some_and(|agreed| agreed >= version)
     }
 
     /// Bounds something by a time that counts only while the guest runs.
@@ -349,5 +395,8 @@ fn name(request: &Request) -> &'static str {
         Request::TreeRead { .. } => "tree read",
         Request::TreeWrite { .. } => "tree write",
         Request::Connect { .. } => "connect port",
+        Request::Long { .. } => "long request",
+        Request::TerminalStart(_) => "terminal start",
+        Request::TerminalResize { .. } => "terminal resize",
     }
 }

@@ -8,7 +8,8 @@ use std::{
 
 use futures_util::Stream as FuturesStream;
 use wire::{
-    Ended, ExecId, ExecInfo, ExecSpec, ExecState, OutputChunk, OutputFrom, Reply, Request, Sample,
+    Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, OutputChunk, OutputFrom,
+    Reply, Request, Sample, TerminalSize, TerminalSpec,
 };
 
 use super::{
@@ -17,6 +18,9 @@ use super::{
     files::Upload,
     link::GuestLink,
 };
+
+/// The version of the protocol since which there are terminals.
+const TERMINALS_SINCE: u16 = 2;
 
 /// Which output is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +67,33 @@ impl GuestLink {
         match self.ask(Request::ExecStart(spec), Some(ANSWER_LIMIT)).await? {
             Reply::ExecStarted { id, pid } => Ok(ExecStarted { id, pid }),
             _ => Err(GuestError::BadAnswer { request: "exec start" }),
+        }
+    }
+
+    /// As [`exec_start`](Self::exec_start), on a terminal of its own.
+    ///
+    /// # Errors
+    /// Also [`GuestError::Failed`] with `unsupported` when the guest's agent is older than terminals.
+    pub async fn terminal_start(&self, spec: TerminalSpec) -> Result<ExecStarted, GuestError> {
+        if !self.speaks(TERMINALS_SINCE) {
+            return Err(GuestError::Failed(Failure {
+                code: FailureCode::Unsupported,
+                errno: None,
+                field: None,
+                message: "the sandbox's guest agent is older than terminals".to_owned(),
+            }));
+        }
+        match self.ask(Request::TerminalStart(spec), Some(ANSWER_LIMIT)).await? {
+            Reply::ExecStarted { id, pid } => Ok(ExecStarted { id, pid }),
+            _ => Err(GuestError::BadAnswer { request: "terminal start" }),
+        }
+    }
+
+    /// Changes a terminal's size. While the guest stands still the request waits, and is the first thing done when it goes on.
+    pub async fn terminal_resize(&self, id: ExecId, size: TerminalSize) -> Result<(), GuestError> {
+        match self.ask(Request::TerminalResize { id, size }, Some(ANSWER_LIMIT)).await? {
+            Reply::Done => Ok(()),
+            _ => Err(GuestError::BadAnswer { request: "terminal resize" }),
         }
     }
 

@@ -38,5 +38,6 @@ pub use ports::PortStream;
 pub use wire::{
     Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode,
     GuestHello, Identity, LinkId, Network, OutputChunk, OutputFrom, Program, Quiesced, Sample,
-    Stat, Stdin, Step, StepOutcome, StepReport, Stream, Woke, WriteSpec,
+    Stat, Stdin, Step, StepOutcome, StepReport, Stream, TerminalSize, TerminalSpec, Woke,
+    WriteSpec,
 };
