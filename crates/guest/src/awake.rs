@@ -1,39 +1,57 @@
 //! `/run/sbx/awake`: programs hold the sandbox awake.
 //!
 //! `+` raises a hold, `-` lowers one, `?` asks; each is answered `held <of this connection> <of all>`. A connection's holds
-//! end with it, however its program ends.
+//! end with it, however its program ends. Before the sandbox sleeps for idleness each connection may be sent `sleep <ms>`.
 
-use std::{
-    fs, io,
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::{fs, io, os::unix::fs::PermissionsExt, path::Path, sync::Arc};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
-    sync::Semaphore,
+    sync::{
+        Semaphore,
+        broadcast::{self, error::RecvError},
+        watch,
+    },
 };
+use wire::{Held, SleepNotice};
 
 /// Connections on the socket at a time. A further one waits to be accepted until another ends.
 const CONNECTIONS_MAX: usize = 256;
 /// Holds of one connection; more change nothing. Far above any use, and small enough that no sum overflows.
 const HOLDS_MAX: u32 = 1_000_000;
 
+/// Notices that wait for one connection. A program that does not read misses the oldest: each says the same but later.
+const NOTICES_MAX: usize = 4;
+
 /// All holds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Holds {
-    all: AtomicU32,
+    held: watch::Sender<Held>,
+    notices: broadcast::Sender<SleepNotice>,
+}
+
+impl Default for Holds {
+    fn default() -> Self {
+        Self { held: watch::Sender::default(), notices: broadcast::Sender::new(NOTICES_MAX) }
+    }
 }
 
 impl Holds {
     /// How many there are.
     pub(crate) fn count(&self) -> u32 {
-        self.all.load(Ordering::Relaxed)
+        self.held.borrow().holds
+    }
+
+    /// To be told of each change.
+    pub(crate) fn watch(&self) -> watch::Receiver<Held> {
+        self.held.subscribe()
+    }
+
+    /// Tells everybody who is connected that the guest sleeps soon.
+    pub(crate) fn tell(&self, notice: SleepNotice) {
+        // Nobody is connected: nobody is told.
+        let _nobody = self.notices.send(notice);
     }
 
     /// Offers the socket to all programs.
@@ -75,35 +93,63 @@ struct Mine<'a> {
     mine: u32,
 }
 
+impl<'a> Mine<'a> {
+    fn connected(holds: &'a Holds) -> Self {
+        holds.held.send_modify(|held| held.connections += 1);
+        Self { holds, mine: 0 }
+    }
+
+    fn raise(&mut self) {
+        self.mine += 1;
+        self.holds.held.send_modify(|held| held.holds += 1);
+    }
+
+    fn lower(&mut self) {
+        self.mine -= 1;
+        self.holds.held.send_modify(|held| held.holds -= 1);
+    }
+}
+
 impl Drop for Mine<'_> {
     fn drop(&mut self) {
-        self.holds.all.fetch_sub(self.mine, Ordering::Relaxed);
+        self.holds.held.send_modify(|held| {
+            held.holds -= self.mine;
+            held.connections -= 1;
+        });
     }
 }
 
 async fn converse(holds: &Holds, mut stream: UnixStream) -> io::Result<()> {
-    let mut held = Mine { holds, mine: 0 };
+    let mut mine = Mine::connected(holds);
+    let mut notices = holds.notices.subscribe();
     let mut bytes = [0; 256];
     loop {
-        let read = stream.read(&mut bytes).await?;
-        if read == 0 {
-            return Ok(());
-        }
         let mut answers = Vec::new();
-        for byte in &bytes[..read] {
-            match byte {
-                b'+' if held.mine < HOLDS_MAX => {
-                    held.mine += 1;
-                    holds.all.fetch_add(1, Ordering::Relaxed);
+        tokio::select! {
+            read = stream.read(&mut bytes) => {
+                let read = read?;
+                if read == 0 {
+                    return Ok(());
                 }
-                b'-' if held.mine > 0 => {
-                    held.mine -= 1;
-                    holds.all.fetch_sub(1, Ordering::Relaxed);
+                for byte in &bytes[..read] {
+                    match byte {
+                        b'+' if mine.mine < HOLDS_MAX => mine.raise(),
+                        b'-' if mine.mine > 0 => mine.lower(),
+                        b'+' | b'-' | b'?' => {}
+                        _ => continue,
+                    }
+                    let line = format!("held {} {}\n", mine.mine, holds.count());
+                    answers.extend_from_slice(line.as_bytes());
                 }
-                b'+' | b'-' | b'?' => {}
-                _ => continue,
             }
-            answers.extend_from_slice(format!("held {} {}\n", held.mine, holds.count()).as_bytes());
+            notice = notices.recv() => match notice {
+                Ok(SleepNotice { in_ms, cap }) => {
+                    let cap = if cap { " cap" } else { "" };
+                    answers.extend_from_slice(format!("sleep {in_ms}{cap}\n").as_bytes());
+                }
+                // The newest are still there. The sender lives as long as the agent.
+                Err(RecvError::Lagged(_) | RecvError::Closed) => continue,
+            },
         }
         stream.write_all(&answers).await?;
     }
@@ -128,6 +174,28 @@ mod tests {
         // The end of the other connection is seen by another task; ask until it was.
         while say(&mut second, b"?", 1).await != "held 0 0\n" {}
         assert_eq!(holds.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn s13_everybody_connected_is_told_of_a_sleep_to_come() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let path = folder.path().join("awake");
+        let holds = Arc::new(Holds::default());
+        Holds::serve(Arc::clone(&holds), &path).expect("serve");
+        holds.tell(SleepNotice { in_ms: 5, cap: false });
+        let mut held = holds.watch();
+        let mut first = UnixStream::connect(&path).await.expect("connect");
+        let mut second = UnixStream::connect(&path).await.expect("connect");
+        assert_eq!(say(&mut first, b"?", 1).await, "held 0 0\n", "an earlier notice is not news");
+        assert_eq!(say(&mut second, b"+", 1).await, "held 1 1\n");
+        assert_eq!(*held.borrow_and_update(), Held { holds: 1, connections: 2 });
+        holds.tell(SleepNotice { in_ms: 1500, cap: false });
+        holds.tell(SleepNotice { in_ms: 20, cap: true });
+        for stream in [&mut first, &mut second] {
+            assert_eq!(say(stream, b"", 2).await, "sleep 1500\nsleep 20 cap\n");
+        }
+        drop(second);
+        held.wait_for(|held| *held == Held { holds: 0, connections: 1 }).await.expect("told");
     }
 
     async fn say(stream: &mut UnixStream, bytes: &[u8], lines: usize) -> String {

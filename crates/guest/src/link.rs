@@ -14,12 +14,12 @@ use std::{
 };
 
 use tokio::{
-    sync::mpsc,
+    sync::{mpsc, watch},
     task::{AbortHandle, JoinHandle},
 };
 use wire::{
-    CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, LinkId, Request, ToGuest,
-    ToHost, Wake,
+    CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, Held, LinkId, Request,
+    ToGuest, ToHost, Wake,
 };
 
 use crate::{
@@ -47,6 +47,7 @@ pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<
         Arc::clone(&transport),
         frame_queue,
         control_queue,
+        agent.holds.watch(),
         Arc::clone(&epoch),
     )));
     let mut link = Link {
@@ -120,6 +121,8 @@ impl Drop for Entry {
 struct Control {
     bytes: Vec<u8>,
     hold: Option<bool>,
+    /// A host was met that wants to be told what is held, or does not know how to hear it.
+    tells_held: Option<bool>,
 }
 
 impl Link {
@@ -182,7 +185,9 @@ impl Link {
                 let still = self.still.load(Ordering::Relaxed);
                 let mut bytes = if still { Vec::new() } else { wire::frame::preamble() };
                 append_control(&mut bytes, &ToHost::Hello(answer));
-                self.say(Control { bytes, hold: Some(quiesced) });
+                let version = wire::VERSIONS.agree(hello.versions);
+                let tells_held = Some(version.is_some_and(|version| version >= wire::HELD_SINCE));
+                self.say(Control { bytes, hold: Some(quiesced), tells_held });
             }
             ToGuest::Quiesce(quiesce) => {
                 if let Some(earlier) = self.quiescing.take() {
@@ -196,11 +201,13 @@ impl Link {
                     let mut bytes = Vec::new();
                     append_control(&mut bytes, &ToHost::Quiesced(quiesced));
                     still.store(true, Ordering::Relaxed);
-                    let _over = controls.send(Control { bytes, hold: Some(true) });
+                    let _over =
+                        controls.send(Control { bytes, hold: Some(true), tells_held: None });
                 });
                 self.quiescing = Some(task.abort_handle());
             }
             ToGuest::Wake(wake) => self.wake(&wake),
+            ToGuest::SleepNotice(notice) => self.agent.holds.tell(notice),
         }
     }
 
@@ -219,7 +226,7 @@ impl Link {
         let hold = (!woke.running).then_some(true).or(Some(false));
         let mut bytes = Vec::new();
         append_control(&mut bytes, &ToHost::Woke(woke));
-        self.say(Control { bytes, hold });
+        self.say(Control { bytes, hold, tells_held: None });
     }
 
     fn open(&mut self, frame: &Frame) {
@@ -310,9 +317,11 @@ async fn write<T: Transport>(
     transport: Arc<T>,
     mut frames: mpsc::UnboundedReceiver<(u64, Frame)>,
     mut controls: mpsc::UnboundedReceiver<Control>,
+    mut held: watch::Receiver<Held>,
     epoch: Arc<AtomicU64>,
 ) {
     let mut hold = true;
+    let mut tells_held = false;
     loop {
         let mut bytes = Vec::new();
         tokio::select! {
@@ -321,6 +330,14 @@ async fn write<T: Transport>(
                 let Some(control) = control else { return };
                 bytes = control.bytes;
                 hold = control.hold.unwrap_or(hold);
+                if let Some(tells) = control.tells_held {
+                    tells_held = tells;
+                    held.mark_changed();
+                }
+            }
+            // The sender lives as long as the agent. What changes while the guest stands still is told when it goes on.
+            Ok(()) = held.changed(), if tells_held && !hold => {
+                append_control(&mut bytes, &ToHost::Held(*held.borrow_and_update()));
             }
             Some((of, frame)) = frames.recv(), if !hold => {
                 let now = epoch.load(Ordering::Relaxed);

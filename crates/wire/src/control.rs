@@ -38,6 +38,8 @@ pub enum ToGuest {
     Quiesce(Quiesce),
     /// Go on, also if `Quiesce` has not been answered yet. Answered by [`ToHost::Woke`].
     Wake(Wake),
+    /// Tell the programs on the awake socket that the guest sleeps soon. From version 2 on; not answered.
+    SleepNotice(SleepNotice),
 }
 
 /// Guest to host, on channel 0.
@@ -49,6 +51,26 @@ pub enum ToHost {
     Quiesced(Quiesced),
     /// Answer to [`ToGuest::Wake`].
     Woke(Woke),
+    /// What is held on the awake socket, told when a host is met and whenever it changes. From version 2 on.
+    Held(Held),
+}
+
+/// That a guest sleeps soon.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SleepNotice {
+    /// In how many milliseconds.
+    pub in_ms: u32,
+    /// Holds have reached their limit: raising or lowering one changes nothing any more.
+    pub cap: bool,
+}
+
+/// What is held on the awake socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Held {
+    /// Holds that are raised, over all connections.
+    pub holds: u32,
+    /// Connections to the socket: who can be told that the guest sleeps soon.
+    pub connections: u32,
 }
 
 /// The first thing a host says. Its layout is the same in all versions.

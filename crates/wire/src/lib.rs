@@ -27,8 +27,8 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use channel::{LONG_REQUEST_MAX, Reply, Request};
 pub use control::{
-    GuestHello, HostHello, Identity, LinkId, Network, Quiesce, Quiesced, Step, StepOutcome,
-    StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
+    GuestHello, Held, HostHello, Identity, LinkId, Network, Quiesce, Quiesced, SleepNotice, Step,
+    StepOutcome, StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
 };
 pub use credit::{CreditError, ReceiveWindow};
 pub use exec::{
@@ -40,8 +40,12 @@ pub use files::{Entry, EntryKind, Stat, WriteSpec};
 pub use frame::{Decoder, Frame, FrameError, FrameKind};
 pub use sample::Sample;
 
-/// The protocol versions that this build speaks. 2 has terminals, and requests longer than a frame.
+/// The protocol versions that this build speaks. 2 has terminals, requests longer than a frame, and notices about sleep
+/// and holds.
 pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 2 };
+
+/// The first version in which a guest tells what is held, and can be told that it sleeps soon.
+pub const HELD_SINCE: u16 = 2;
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";

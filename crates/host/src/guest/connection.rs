@@ -218,6 +218,7 @@ fn sort(inner: &Inner, frame: Frame, phase: &mut Phase, number: u64) -> Result<(
                     let _gave_up = answer.send(woke);
                 }
             }
+            Ok(ToHost::Held(held)) => drop(inner.held.send_replace(held)),
             Err(_) => return Err(Violation("unreadable control message")),
         }
         return Ok(());

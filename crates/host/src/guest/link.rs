@@ -12,8 +12,8 @@ use tokio::{
     task::AbortHandle,
 };
 use wire::{
-    Frame, GuestHello, HostHello, Identity, LinkId, Quiesce, Quiesced, ToGuest, Wake, Woke,
-    control::ENTROPY_LEN,
+    Frame, GuestHello, Held, HostHello, Identity, LinkId, Quiesce, Quiesced, SleepNotice, ToGuest,
+    Wake, Woke, control::ENTROPY_LEN,
 };
 
 use super::{
@@ -81,6 +81,7 @@ impl GuestLink {
             inner: Arc::new(Inner {
                 id,
                 state: watch::Sender::new(LinkState::Detached),
+                held: watch::Sender::default(),
                 core: Mutex::new(Core::default()),
                 outbound,
                 queue: Arc::new(tokio::sync::Mutex::new(queue)),
@@ -106,6 +107,33 @@ impl GuestLink {
         self.inner.state.subscribe()
     }
 
+    /// To be told what its programs hold on the awake socket, as it changes.
+    pub fn watch_held(&self) -> watch::Receiver<Held> {
+        self.inner.held.subscribe()
+    }
+
+    /// Whether the agent tells what is held when it changes. One of an earlier version says it in samples alone.
+    pub fn tells_held(&self) -> bool {
+        self.inner.core().tells_held()
+    }
+
+    /// Has everybody on the awake socket told that the guest sleeps soon. An agent of an earlier version cannot, and tells of
+    /// nobody who is connected.
+    ///
+    /// # Errors
+    /// When the guest does not run.
+    pub fn tell_sleep(&self, notice: SleepNotice) -> Result<(), LinkError> {
+        let core = self.inner.core();
+        let state = self.state();
+        if state != LinkState::Running {
+            return Err(LinkError::State { call: "sleep notice", state });
+        }
+        if core.tells_held() {
+            core.tell(Control::message(&ToGuest::SleepNotice(notice), Then::Stay))?;
+        }
+        Ok(())
+    }
+
     /// What the guest said of itself when it was last met.
     pub fn hello(&self) -> Option<GuestHello> {
         self.inner.core().hello.clone()
@@ -128,6 +156,7 @@ impl GuestLink {
             return self.resume(socket);
         }
         self.inner.lose("another guest takes its place");
+        self.inner.held.send_replace(Held::default());
         let (answer, answered) = oneshot::channel();
         {
             let mut core = self.inner.core();
@@ -286,6 +315,7 @@ pub const FREEZE_LIMIT_MS: u32 = 1_000;
 pub(super) struct Inner {
     id: LinkId,
     pub(super) state: watch::Sender<LinkState>,
+    pub(super) held: watch::Sender<Held>,
     core: Mutex<Core>,
     /// Frames of channels on their way out. Unbounded as a type, bounded by credit: no channel puts more than its window in.
     pub(super) outbound: mpsc::UnboundedSender<(u64, Frame)>,
@@ -346,6 +376,11 @@ impl Drop for Connection {
 }
 
 impl Core {
+    fn tells_held(&self) -> bool {
+        let spoken = self.hello.as_ref().and_then(|hello| wire::VERSIONS.agree(hello.versions));
+        spoken.is_some_and(|version| version >= wire::HELD_SINCE)
+    }
+
     fn tell(&self, control: Control) -> Result<(), LinkError> {
         match &self.connection {
             Some(connection) => {

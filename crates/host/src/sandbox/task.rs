@@ -16,8 +16,9 @@ use lifecycle::{
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, mpsc, watch};
 use vmm::{ExitCause, ExitWatch};
+use wire::Held;
 
-use self::guest::{detached, disk_changed};
+use self::guest::{detached, disk_changed, held_changed};
 use super::body::Body;
 use super::replies::{Waiter, Watcher, outcome};
 use super::work::{Done, Said, Signals, Worker, chain};
@@ -108,6 +109,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         captures: 0,
         capture_to: Vec::new(),
         sampling: false,
+        held: Held::default(),
         sample_at: Instant::now(),
         // One that was found running is met at once.
         reattach_at: found_running.then(Instant::now),
@@ -150,6 +152,8 @@ struct Task {
     capture_to: Vec<(CaptureId, Files)>,
     sampling: bool,
     sample_at: Instant,
+    /// What the guest's programs held when it was last told.
+    held: Held,
     /// The link of a running guest is being, or was in vain, made anew until this moment.
     reattach_at: Option<Instant>,
     /// Its machine was made to stand still because the disk is nearly full.
@@ -168,6 +172,7 @@ enum Next {
     Sample,
     Detached,
     Disk,
+    Held(Held),
 }
 
 impl Task {
@@ -189,6 +194,7 @@ impl Task {
                 Next::Sample => self.ask_sample(),
                 Next::Detached => self.reattach(),
                 Next::Disk => self.halt_or_go_on().await,
+                Next::Held(held) => self.on_held(held),
             }
             self.pump(Map::new()).await;
         }
@@ -213,6 +219,7 @@ impl Task {
         let running = self.body.is_some() && matches!(self.core.phase(), Phase::Running { .. });
         let detached =
             detached(&self.link, self.reattach_at, self.core.is_awake() && self.body.is_some());
+        let held = held_changed(&self.link, self.held, self.core.is_awake());
         let port =
             if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
         tokio::select! {
@@ -225,6 +232,7 @@ impl Task {
             }
             () = disk_changed(&mut self.disk_low, self.halted, running) => Next::Disk,
             () = detached => Next::Detached,
+            held = held => Next::Held(held),
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
             () = tokio::time::sleep(nap) => Next::Time,
         }
@@ -362,9 +370,7 @@ impl Task {
                 }
             }
             Work::Sample => self.sample_at = Instant::now(),
-            Work::Notice { in_ms, cap } => {
-                tracing::debug!(sandbox = %self.id, in_ms, cap, "its programs should be told that it sleeps soon");
-            }
+            Work::Notice { in_ms, cap } => self.tell_sleep(in_ms, cap),
             _ => {
                 // A newer order supersedes every earlier one.
                 self.waiting.clear();

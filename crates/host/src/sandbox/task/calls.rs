@@ -9,7 +9,6 @@ use lifecycle::{Call, CaptureId, Phase, Served, Start, Tier};
 use serde_json::Map;
 use tokio::sync::oneshot;
 
-use super::guest::facts;
 use super::{Task, now};
 use crate::guest::LinkState;
 use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
@@ -72,7 +71,7 @@ impl Task {
             }
             Message::Sample(sample) => self.on_sample(sample).await,
             Message::LastSample { sample, heard } => {
-                self.core.handle_sample(now, facts(&sample));
+                self.core.handle_sample(now, self.facts(&sample));
                 // Whoever waited may have given up.
                 let _ = heard.send(());
             }

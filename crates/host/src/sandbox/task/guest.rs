@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::Map;
 use tokio::sync::watch;
 use vmm::machine::GuestState;
+use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
@@ -69,6 +70,33 @@ impl Task {
         });
     }
 
+    /// A sample, as the state machine takes it.
+    pub(super) fn facts(&self, sample: &Sample) -> lifecycle::Sample {
+        let held = self.held;
+        lifecycle::Sample {
+            cpu_usec: sample.cpu_usec,
+            outbound_tcp: sample.tcp_outbound,
+            timer_due_ms: sample.timer_due_ms,
+            // A sample that was overtaken by a change of what is held would take it back.
+            holds: if self.link.tells_held() { held.holds } else { sample.holds },
+            hold_connections: held.connections,
+        }
+    }
+
+    /// Its programs hold something else than before.
+    pub(super) fn on_held(&mut self, held: Held) {
+        self.held = held;
+        self.core.handle_holds(now(), held.holds, held.connections);
+    }
+
+    /// Its programs are told that it sleeps soon. One that cannot be told sleeps all the same.
+    pub(super) fn tell_sleep(&self, in_ms: u64, cap: bool) {
+        let notice = SleepNotice { in_ms: u32::try_from(in_ms).unwrap_or(u32::MAX), cap };
+        if let Err(error) = self.link.tell_sleep(notice) {
+            tracing::debug!(sandbox = %self.id, error = chain(&error), "no notice of a sleep to come");
+        }
+    }
+
     /// The disk is nearly full, or no longer: a running guest stands still meanwhile, and loses nothing but time.
     pub(super) async fn halt_or_go_on(&mut self) {
         let low = *self.disk_low.borrow_and_update();
@@ -122,7 +150,7 @@ impl Task {
         self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
         self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
         match sample {
-            Ok(sample) => self.core.handle_sample(now(), facts(&sample)),
+            Ok(sample) => self.core.handle_sample(now(), self.facts(&sample)),
             Err(error) => {
                 tracing::debug!(sandbox = %self.id, error, "no sample");
                 self.nudge().await;
@@ -131,15 +159,12 @@ impl Task {
     }
 }
 
-/// A sample, as the state machine takes it.
-pub(super) fn facts(sample: &Sample) -> lifecycle::Sample {
-    lifecycle::Sample {
-        cpu_usec: sample.cpu_usec,
-        outbound_tcp: sample.tcp_outbound,
-        timer_due_ms: sample.timer_due_ms,
-        holds: sample.holds,
-        hold_connections: sample.holds,
+/// Waits until something else is held than what was last heard.
+pub(super) async fn held_changed(link: &GuestLink, known: Held, awake: bool) -> Held {
+    if awake && let Ok(held) = link.watch_held().wait_for(|held| *held != known).await {
+        return *held;
     }
+    std::future::pending().await
 }
 
 /// Waits until the disk's state is another than the one that a running guest was last told.
