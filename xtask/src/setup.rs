@@ -15,6 +15,9 @@ pub(crate) struct Options {
     /// Only say what is missing; fail if anything is
     #[arg(long)]
     dry_run: bool,
+    /// Also what only the tests need
+    #[arg(long)]
+    pub(crate) tests: bool,
 }
 
 /// What shows that a package is there.
@@ -38,12 +41,11 @@ const fn package(name: &'static str, sign: Sign, why: &'static str) -> Package {
 }
 
 /// All of them. On a machine that has Debian's minimum and Rust most are missing.
-const PACKAGES: [Package; 13] = [
+const PACKAGES: [Package; 12] = [
     package("qemu-system-x86", Sign::Program("qemu-system-x86_64"), "runs the virtual machines"),
     package("qemu-utils", Sign::Program("qemu-img"), "makes each sandbox's disk"),
     package("nftables", Sign::Program("nft"), "keeps sandboxes apart and lets them out"),
     package("iproute2", Sign::Program("ip"), "addresses and routes of sandboxes"),
-    package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("e2fsprogs", Sign::Program("mke2fs"), "makes the guest's file system"),
     package("mmdebstrap", Sign::Program("mmdebstrap"), "makes the guest's Debian"),
     package("xz-utils", Sign::Program("xz"), "unpacks the guest's kernel modules"),
@@ -66,9 +68,18 @@ const PACKAGES: [Package; 13] = [
     package("curl", Sign::Program("curl"), "asks sandboxes over HTTP in the tour of the README"),
 ];
 
+/// What the tests need besides.
+const TEST_PACKAGES: [Package; 3] = [
+    package("procps", Sign::Program("ps"), "the tests look at processes"),
+    package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
+    package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
+];
+
 /// Runs `cargo xtask setup`.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let missing: Vec<_> = PACKAGES.iter().filter(|package| !is_there(package.sign)).collect();
+    let tests = if options.tests { TEST_PACKAGES.as_slice() } else { &[] };
+    let wanted = || PACKAGES.iter().chain(tests);
+    let missing: Vec<_> = wanted().filter(|package| !is_there(package.sign)).collect();
     if missing.is_empty() {
         eprintln!("    nothing is missing");
         return Ok(());
@@ -92,7 +103,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let mut install = vec!["apt-get", "-qq", "-y", "--no-install-recommends", "install"];
     install.extend(&names);
     process::run(as_root(&install)?.env("DEBIAN_FRONTEND", "noninteractive"))?;
-    match PACKAGES.iter().find(|package| !is_there(package.sign)) {
+    match wanted().find(|package| !is_there(package.sign)) {
         Some(package) => Err(Failure::new(format!(
             "`{}` is installed, but what it brings is not there",
             package.name

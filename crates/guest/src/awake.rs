@@ -198,6 +198,27 @@ mod tests {
         held.wait_for(|held| *held == Held { holds: 0, connections: 1 }).await.expect("told");
     }
 
+    #[tokio::test]
+    async fn s10_the_example_for_node_holds_while_its_command_runs() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let path = folder.path().join("awake");
+        let holds = Arc::new(Holds::default());
+        Holds::serve(Arc::clone(&holds), &path).expect("serve");
+        let mut held = holds.watch();
+        let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/awake/hold.mjs");
+        let mut program = std::process::Command::new("node")
+            .args([example, "cat"])
+            .env("AWAKE_SOCKET", &path)
+            .stdin(std::process::Stdio::piped())
+            .spawn()
+            .expect("`node` is there: `cargo xtask setup` installs it");
+        held.wait_for(|held| held.holds == 1).await.expect("held");
+        drop(program.stdin.take());
+        let ended = tokio::task::spawn_blocking(move || program.wait()).await;
+        assert!(ended.expect("no panic").expect("its end").success());
+        held.wait_for(|held| *held == Held::default()).await.expect("let go");
+    }
+
     async fn say(stream: &mut UnixStream, bytes: &[u8], lines: usize) -> String {
         stream.write_all(bytes).await.expect("write");
         let mut text = String::new();

@@ -8,7 +8,7 @@ use std::fs;
 
 use crate::failure::{Context, Failure, Result};
 use crate::process::step;
-use crate::{build, check, layout};
+use crate::{build, check, layout, setup};
 
 use report::Report;
 
@@ -30,6 +30,8 @@ pub(crate) struct Options {
 
 /// Runs `cargo xtask test`.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    let wanted = setup::Options { tests: true, ..setup::Options::default() };
+    step("packages of the machine", || setup::run(&wanted))?;
     // A failed check does not keep the tests from saying what else is wrong.
     let checked = if options.no_check { Ok(()) } else { check::run(&check::Options::default()) };
 

@@ -85,12 +85,14 @@ impl Task {
 
     /// Its programs hold something else than before.
     pub(super) fn on_held(&mut self, held: Held) {
+        tracing::debug!(sandbox = %self.id, ?held, "its programs hold");
         self.held = held;
         self.core.handle_holds(now(), held.holds, held.connections);
     }
 
     /// Its programs are told that it sleeps soon. One that cannot be told sleeps all the same.
     pub(super) fn tell_sleep(&self, in_ms: u64, cap: bool) {
+        tracing::debug!(sandbox = %self.id, in_ms, cap, "its programs are told that it sleeps soon");
         let notice = SleepNotice { in_ms: u32::try_from(in_ms).unwrap_or(u32::MAX), cap };
         if let Err(error) = self.link.tell_sleep(notice) {
             tracing::debug!(sandbox = %self.id, error = chain(&error), "no notice of a sleep to come");
