@@ -28,7 +28,8 @@ fn create(lab: &Lab, name: &str, settings: &[&str]) {
 fn listen(lab: &Lab, sandbox: &str, name: &str, says: &str) {
     lab.ok(&["exec", sandbox, "--background", "--", "python3", "/work/listener.py", name, says]);
     until("it is connected", || {
-        (lab.sh(sandbox, &format!("grep -m1 -s held /work/{name} || true")) != "").then_some(())
+        let said = lab.sh(sandbox, &format!("grep -m1 -s held /work/{name} || true"));
+        (!said.is_empty()).then_some(())
     });
 }
 
