@@ -33,8 +33,10 @@ pub enum Code {
     WrongFileType,
     /// The guest's user may not do that, or the folder is read-only: 403.
     PermissionDenied,
-    /// The program to run does not exist or cannot be started: 422.
+    /// The program to run cannot be started: 422.
     CannotStart,
+    /// There is no such program to run: 422.
+    ProgramNotFound,
     /// The body is over the limit: 413.
     TooLarge,
     /// Nothing listens on that port in the sandbox: 502.
@@ -57,7 +59,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::NotFound,
@@ -72,6 +74,7 @@ impl Code {
         Self::WrongFileType,
         Self::PermissionDenied,
         Self::CannotStart,
+        Self::ProgramNotFound,
         Self::TooLarge,
         Self::PortClosed,
         Self::BadAnswer,
@@ -100,7 +103,7 @@ impl Code {
             | Self::Exists
             | Self::WrongFileType => 409,
             Self::TooLarge => 413,
-            Self::CannotStart => 422,
+            Self::CannotStart | Self::ProgramNotFound => 422,
             Self::Internal => 500,
             Self::PortClosed | Self::BadAnswer => 502,
             Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
@@ -200,15 +203,16 @@ mod tests {
             Code::WrongFileType => 11,
             Code::PermissionDenied => 12,
             Code::CannotStart => 13,
-            Code::TooLarge => 14,
-            Code::PortClosed => 15,
-            Code::BadAnswer => 16,
-            Code::NoSpace => 17,
-            Code::NoCapacity => 18,
-            Code::SleepFailed => 19,
-            Code::WakeFailed => 20,
-            Code::Timeout => 21,
-            Code::Internal => 22,
+            Code::ProgramNotFound => 14,
+            Code::TooLarge => 15,
+            Code::PortClosed => 16,
+            Code::BadAnswer => 17,
+            Code::NoSpace => 18,
+            Code::NoCapacity => 19,
+            Code::SleepFailed => 20,
+            Code::WakeFailed => 21,
+            Code::Timeout => 22,
+            Code::Internal => 23,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

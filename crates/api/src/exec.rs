@@ -4,6 +4,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// Most bytes of one argument, and of one variable of the environment with its name and the `=`: Linux takes 128 KiB with
+/// the NUL at the end. All together may have 2 MiB there.
+pub const ARGUMENT_BYTES_MAX: usize = 128 * 1024 - 1;
+
 /// A command to run: exactly one of `argv` and `command`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]

@@ -163,7 +163,7 @@ pub enum Log {
 /// Verbs that need the guest wake it, wait for it and hold it awake while they run. Those marked *asleep is fine* neither
 /// wake nor hold.
 #[async_trait]
-pub trait Host: Send + Sync + 'static {
+pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// Name of this host in the catalogue.
     fn name(&self) -> &str;
 
@@ -225,10 +225,11 @@ pub trait Host: Send + Sync + 'static {
         request: ExecRequest,
     ) -> Result<Answer<Exec>, ApiError>;
 
-    /// Commands of the present life, newest last.
+    /// Commands of the present life, newest last. Asleep is fine where the host knows them, which it does but for one that
+    /// slept before the daemon's last crash.
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError>;
 
-    /// One command.
+    /// One command. Asleep as [`exec_list`](Self::exec_list).
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError>;
 
     /// Output from given positions; the channel closes after the last event, with an error in place if it was cut

@@ -1,6 +1,6 @@
 //! What crosses Dormouse's outer and inner borders, as plain types.
 //!
-//! - [`sandbox`], [`exec`], [`mod@file`], [`event`]: the bodies of the public HTTP interface. They are a promise:
+//! - [`sandbox`], [`exec`], [`terminal`], [`mod@file`], [`event`]: the bodies of the public HTTP interface. They are a promise:
 //!   everything here is in the OpenAPI document, unknown fields are refused, durations carry their unit.
 //! - [`error`]: the one error body, and the codes that clients may rely on.
 //! - [`host`]: the one trait between the control plane and a host (a machine that runs sandboxes). Waking happens at
@@ -18,6 +18,7 @@ pub mod file;
 pub mod host;
 pub mod id;
 pub mod sandbox;
+pub mod terminal;
 
 pub use error::{ApiError, Code};
 pub use event::Event;

@@ -118,6 +118,24 @@ impl FromRequestParts<App> for ExecId {
     }
 }
 
+/// The terminal that the path names.
+pub(crate) struct TerminalId(pub(crate) String);
+
+impl FromRequestParts<App> for TerminalId {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "terminal_id").await?;
+        let plain = given.bytes().all(|byte| byte.is_ascii_alphanumeric());
+        if given.is_empty() || given.len() > EXEC_ID_CHARS_MAX || !plain {
+            return Err(ApiError::new(Code::NotFound, "no terminal has this id")
+                .hint("`GET /v1/sandboxes/{id}/terminals` lists them")
+                .into());
+        }
+        Ok(Self(given))
+    }
+}
+
 /// The port that the path names.
 pub(crate) struct Port(pub(crate) u16);
 
@@ -233,8 +251,10 @@ async fn path_param(parts: &mut Parts, app: &App, name: &str) -> Result<String, 
 }
 
 fn too_large() -> ApiError {
-    ApiError::new(Code::TooLarge, format!("the body is over {JSON_BYTES_MAX} bytes"))
-        .hint("large data goes through `files`, `tree` and the attach stream, which have no limit")
+    let mut error =
+        ApiError::new(Code::TooLarge, format!("the body is over {JSON_BYTES_MAX} bytes"));
+    error.field = Some("body".to_owned());
+    error.hint("large data goes through `files`, `tree` and the attach stream, which have no limit")
 }
 
 #[cfg(test)]

@@ -25,11 +25,12 @@ use crate::routes;
     tags(
         (name = "sandboxes", description = "Making, changing, sleeping, forking and deleting"),
         (name = "execs", description = "Commands in a sandbox"),
+        (name = "terminals", description = "Terminals in a sandbox, looked at and typed to by several"),
         (name = "files", description = "Files and trees of a sandbox"),
         (name = "events", description = "What happened to a sandbox, and why"),
         (name = "system", description = "The service itself"),
     ),
-    components(schemas(ApiError, api::exec::AttachMessage, routes::LogKind)),
+    components(schemas(ApiError, api::exec::AttachMessage, api::terminal::TerminalMessage, routes::LogKind)),
 )]
 struct Base;
 
@@ -40,7 +41,8 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 3] = ["create_sandbox", "sleep_sandbox", "fork_sandbox"];
+const BODY_OPTIONAL: [&str; 4] =
+    ["create_sandbox", "sleep_sandbox", "fork_sandbox", "start_terminal"];
 
 /// The document as pretty JSON with a newline at the end.
 ///

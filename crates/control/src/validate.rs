@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use api::ApiError;
-use api::exec::ExecRequest;
+use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::sandbox::{
     AWAKE_PORTS_MAX, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX, ForkRequest, LABELS_MAX,
     MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
     SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
 
+use api::terminal::{TERMINAL_SIDE_RANGE, TerminalRequest, TerminalSize};
 /// Most bytes of a path in a guest: Linux's own limit.
 const PATH_BYTES_MAX: usize = 4096;
 /// Most characters of a label's key.
@@ -21,6 +22,8 @@ const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
 /// Most bytes of arguments: with the environment they must stay under the kernel's 2 MiB.
 const ARGV_BYTES_MAX: usize = 1024 * 1024;
 /// What a name looks like.
+/// Most characters of the name of a kind of terminal.
+const TERM_CHARS_MAX: usize = 64;
 const NAME_HINT: &str = "1-63 characters of a-z, 0-9 and `-`, not at the ends";
 
 /// Checks what a new sandbox shall be.
@@ -96,7 +99,9 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
                     .hint("such as `[\"ls\", \"-l\"]`"));
             }
             for (index, argument) in argv.iter().enumerate() {
-                no_nul(&format!("argv[{index}]"), argument)?;
+                let field = format!("argv[{index}]");
+                no_nul(&field, argument)?;
+                argument_length(&field, argument)?;
             }
             let bytes = argv.iter().map(|argument| argument.len() + 1).sum::<usize>();
             if bytes > ARGV_BYTES_MAX {
@@ -110,6 +115,7 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
             }
             no_nul("command", command)?;
         }
+            argument_length("command", command)?;
     }
     if let Some(cwd) = &request.cwd {
         path("cwd", cwd)?;
@@ -146,6 +152,46 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
 }
 
 /// Checks a path in the guest: absolute, no step upwards, no NUL.
+/// Checks a program for a new terminal.
+pub(crate) fn terminal(request: &TerminalRequest) -> Result<(), ApiError> {
+    let run = ExecRequest {
+        argv: request.argv.clone(),
+        // Without either it is a login shell.
+        command: request
+            .command
+            .clone()
+            .or_else(|| request.argv.is_none().then(|| "login shell".to_owned())),
+        cwd: request.cwd.clone(),
+        env: request.env.clone(),
+        user: request.user.clone(),
+        ..ExecRequest::default()
+    };
+    exec(&run)?;
+    if let Some(term) = &request.term {
+        let known = |byte: u8| byte.is_ascii_alphanumeric() || b"-_+.".contains(&byte);
+        if term.is_empty() || term.len() > TERM_CHARS_MAX || !term.bytes().all(known) {
+            return Err(ApiError::invalid("term", "`term`: not a kind of terminal")
+                .hint("such as `xterm-256color`"));
+        }
+    }
+    let size = TerminalSize::default();
+    terminal_size(TerminalSize {
+        columns: request.columns.unwrap_or(size.columns),
+        rows: request.rows.unwrap_or(size.rows),
+    })
+}
+
+/// Checks the size of a terminal.
+pub(crate) fn terminal_size(size: TerminalSize) -> Result<(), ApiError> {
+    for (field, side) in [("columns", size.columns), ("rows", size.rows)] {
+        if !TERMINAL_SIDE_RANGE.contains(&side) {
+            let (least, most) = (TERMINAL_SIDE_RANGE.start(), TERMINAL_SIDE_RANGE.end());
+            return Err(out_of_range(field, side, least, most));
+        }
+    }
+    Ok(())
+}
+
 pub(crate) fn path(field: &str, given: &str) -> Result<(), ApiError> {
     let hint = "an absolute path in the sandbox without `..`, such as `/work/file`";
     let problem = if given.is_empty() {
@@ -255,6 +301,13 @@ fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
     }
     Ok(())
 }
+        if key.len() + value.len() + 1 > ARGUMENT_BYTES_MAX {
+            let field = format!("env.{key}");
+            let error = ApiError::invalid(&field, format!("`{field}`: {} bytes", value.len()));
+            return Err(error.hint(format!(
+                "Linux takes at most {ARGUMENT_BYTES_MAX} bytes of name, `=` and value"
+            )));
+        }
 
 fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     if labels.len() > LABELS_MAX {
@@ -286,6 +339,15 @@ fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
     } else {
         Ok(())
     }
+}
+
+fn argument_length(field: &str, text: &str) -> Result<(), ApiError> {
+    if text.len() <= ARGUMENT_BYTES_MAX {
+        return Ok(());
+    }
+    let error = ApiError::invalid(field, format!("`{field}`: {} bytes", text.len()));
+    Err(error
+        .hint(format!("Linux takes at most {ARGUMENT_BYTES_MAX}; put longer ones into a file")))
 }
 
 #[cfg(test)]
@@ -353,3 +415,10 @@ mod tests {
         assert_eq!(field(ExecRequest { open_stdin: true, ..run() }), "open_stdin");
     }
 }
+        let most = "x".repeat(ARGUMENT_BYTES_MAX);
+        assert_eq!(exec(&ExecRequest { command: Some(most.clone()), ..run() }), Ok(()));
+        let more = most + "x";
+        assert_eq!(field(ExecRequest { command: Some(more.clone()), ..run() }), "command");
+        let argv = Some(vec!["echo".into(), more.clone()]);
+        assert_eq!(field(ExecRequest { argv, command: None, ..run() }), "argv[1]");
+        assert_eq!(field(ExecRequest { env: [("A".into(), more)].into(), ..run() }), "env.A");

@@ -28,10 +28,12 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  exec, run  the command's own; 128 + the signal's number if a signal ended it
-  0          done
-  1          not done; standard error says why
-  2          wrong usage";
+  exec, run, shell, execs wait
+             the command's own; 128 + the signal's number if a signal ended it;
+             127 if there is no such program, 126 if it cannot be started,
+             125 if Dormouse itself failed, 141 if nobody reads standard output any more
+  all others
+             0 done; 1 not done, standard error says why; 2 wrong usage";
 
 /// Where the daemon is.
 #[derive(Clone, Debug, Args)]
@@ -69,7 +71,18 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     /// Run one command in a new sandbox that is deleted afterwards.
     Run(RunArgs),
-    /// List the commands of a sandbox.
+    /// Open a terminal in a sandbox, or join one.
+    ///
+    /// The terminal goes on while nobody looks, over sleep and restarts of the daemon: `--attach` joins it again. Asleep, its
+    /// screen stays, and the next key wakes the sandbox. Enter, `~` and `.` leave it running; Enter, `~` and `~` type a `~`.
+    Shell(ShellArgs),
+    /// List and close terminals of a sandbox, and read their screens.
+    #[command(subcommand)]
+    Terminals(TerminalsCommand),
+    /// List commands of a sandbox, read their output, wait for them and signal them.
+    #[command(subcommand)]
+    Execs(ExecsCommand),
+    /// List the commands of a sandbox: `execs list`.
     Ps {
         /// Name or id of the sandbox.
         name: String,
@@ -82,7 +95,7 @@ pub(crate) enum Command {
         /// Name or id of the sandbox.
         name: String,
         /// Port in the sandbox.
-        #[arg(value_parser = clap::value_parser!(u16).range(1..))]
+        #[arg(value_parser = port)]
         port: u16,
     },
     /// Copy a sandbox with its memory, disk and running processes.
@@ -179,14 +192,14 @@ pub(crate) struct SizeArgs {
 /// When and how it sleeps.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct PolicyArgs {
-    /// Quiet seconds after which it sleeps, or `never`; default 30.
+    /// Quiet seconds after which it sleeps, or `never`; 30 if never said.
     #[arg(long, value_name = "SECONDS|never", value_parser = or_never)]
     pub(crate) sleep_after_seconds: Option<OrNever>,
     /// Seconds it sleeps in memory before it moves to disk; 0: straight to disk.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) memory_tier_seconds: Option<u64>,
     /// A port whose upgraded connections keep it awake; may be given several times.
-    #[arg(long = "awake-port", value_name = "PORT")]
+    #[arg(long = "awake-port", value_name = "PORT", value_parser = port)]
     pub(crate) awake_ports: Option<Vec<u16>>,
     /// How long programs inside may hold it awake, milliseconds; default 30000.
     #[arg(long, value_name = "MS")]
@@ -312,10 +325,110 @@ pub(crate) struct ExecOptions {
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExecsCommand {
+    /// List commands, running and ended. Wakes nothing: of a sandbox that sleeps, those when it fell asleep.
+    #[command(visible_alias = "ls")]
+    List {
+        /// Name or id of the sandbox.
+        name: String,
+    },
+    /// Print what a command has written: both streams, unless one is chosen. Wakes the sandbox.
+    Output(ExecOutputArgs),
+    /// Wait for a command's end; the exit code is the command's own.
+    Wait {
+        /// Name or id of the sandbox.
+        name: String,
+        /// Number of the command.
+        exec: String,
+    },
+    /// Send a signal to a command's process group; `KILL` ends everything it has started.
+    Kill {
+        /// Name or id of the sandbox.
+        name: String,
+        /// Number of the command.
+        exec: String,
+        /// The signal, such as `TERM`, `SIGINT` or `9`.
+        #[arg(long, short, default_value = "TERM")]
+        signal: String,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExecOutputArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    /// Number of the command.
+    pub(crate) exec: String,
+    /// Go on with what it writes, until it ends. Does not keep the sandbox awake.
+    #[arg(long, short)]
+    pub(crate) follow: bool,
+    /// Only this stream.
+    #[arg(long)]
+    pub(crate) stream: Option<StreamArg>,
+    /// Begin at this byte of the stream (of standard output, if none is chosen).
+    #[arg(long, value_name = "N")]
+    pub(crate) from_offset: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StreamArg {
+    Stdout,
+    Stderr,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShellArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    /// Join the terminal of this number instead of opening one.
+    #[arg(long, value_name = "TERMINAL", conflicts_with_all = ["cwd", "env", "user", "argv"])]
+    pub(crate) attach: Option<String>,
+    /// Working folder in the sandbox; default `/work` where it exists.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cwd: Option<String>,
+    /// Environment of the program; may be given several times.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
+    pub(crate) env: Vec<(String, String)>,
+    /// User in the sandbox; default root.
+    #[arg(long)]
+    pub(crate) user: Option<String>,
+    /// The program and its arguments, after `--`; default a login shell.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) argv: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TerminalsCommand {
+    /// List terminals, running and ended. Wakes nothing.
+    #[command(visible_alias = "ls")]
+    List {
+        /// Name or id of the sandbox.
+        name: String,
+    },
+    /// Print what is on a terminal's screen. Wakes nothing.
+    Screen {
+        /// Name or id of the sandbox.
+        name: String,
+        /// Number of the terminal.
+        terminal: String,
+    },
+    /// Hang a terminal up, and end everything it has started.
+    Close {
+        /// Name or id of the sandbox.
+        name: String,
+        /// Number of the terminal.
+        terminal: String,
+    },
+}
+
     pub(crate) size: SizeArgs,
     /// Working folder in the sandbox; default `/work` where it exists.
     #[arg(long, value_name = "PATH")]
     pub(crate) cwd: Option<String>,
+    /// Keep the sandbox afterwards; standard error says its name.
+    #[arg(long)]
+    pub(crate) keep: bool,
     /// User in the sandbox; default root.
     #[arg(long)]
     pub(crate) user: Option<String>,
@@ -534,6 +647,13 @@ mod tests {
     }
 
     #[test]
+fn port(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err("a port is a whole number from 1 to 65535".to_owned()),
+    }
+}
+
     fn values() {
         assert_eq!(or_never("never"), Ok(OrNever(None)));
         assert_eq!(or_never("5"), Ok(OrNever(Some(5))));
@@ -546,3 +666,7 @@ mod tests {
         assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));
     }
 }
+        assert_eq!((port("1"), port("65535")), (Ok(1), Ok(65535)));
+        for bad in ["0", "65536", "-1", "http", ""] {
+            assert!(port(bad).unwrap_err().contains("from 1 to 65535"), "{bad}");
+        }

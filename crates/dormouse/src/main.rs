@@ -1,7 +1,8 @@
 //! The `dormouse` program: the daemon, and the command line that talks to it.
 //!
-//! Data goes to standard output, everything else to standard error. The exit code is the guest's command's own for `exec`
-//! and `run` (128 + the signal that ended it), else 0, 1 (it could not be done) or 2 (wrong usage).
+//! Data goes to standard output, everything else to standard error. Where a guest's command is run or waited for, the exit code
+//! is its own (128 + the signal that ended it), and 125 to 127 where it did not come to that; else 0, 1 (it could not be done)
+//! or 2 (wrong usage).
 #![forbid(unsafe_code)]
 
 mod cli;
@@ -15,22 +16,43 @@ mod tree;
 
 use clap::Parser;
 
-use cli::{Cli, Command, ImagesCommand, SandboxesCommand};
+use cli::{Cli, Command, ExecsCommand, ImagesCommand, SandboxesCommand};
 use client::Client;
 use problem::Problem;
 
+/// Commands whose exit code is that of a command in a guest.
+const RUNNERS: [&str; 3] = ["exec", "run", "shell"];
+
 fn main() {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => std::process::exit(misused(&error)),
+    };
     let json = cli.json;
+    let beside_commands = matches!(
+        &cli.command,
+        Command::Exec(_)
+            | Command::Run(_)
+            | Command::Shell(_)
+            | Command::Execs(ExecsCommand::Wait { .. })
+    );
     let code = match run(cli) {
         Ok(code) => code,
         Err(problem) => {
             problem.print(json);
-            problem.exit_code()
+            if beside_commands { problem.exit_code_beside_commands() } else { problem.exit_code() }
         }
     };
     // Not by returning: a thread that still reads standard input would be waited for.
     std::process::exit(code);
+}
+
+/// Says what is wrong with what was typed, or the help that was asked for; answers the exit code.
+fn misused(error: &clap::Error) -> i32 {
+    // Nobody can be told that neither stream can be written to.
+    let _ = error.print();
+    let runner = std::env::args().nth(1).is_some_and(|word| RUNNERS.contains(&word.as_str()));
+    if error.use_stderr() && runner { problem::EXIT_OWN_FAILURE } else { error.exit_code() }
 }
 
 fn run(cli: Cli) -> Result<i32, Problem> {
@@ -41,7 +63,10 @@ fn run(cli: Cli) -> Result<i32, Problem> {
         }
         Command::Completions { shell } => {
             let mut command = <Cli as clap::CommandFactory>::command();
-            clap_complete::generate(*shell, &mut command, "dormouse", &mut std::io::stdout());
+            // It panics where it cannot write, as into `head` that has seen enough.
+            let mut text = Vec::new();
+            clap_complete::generate(*shell, &mut command, "dormouse", &mut text);
+            show::bytes(&text)?;
             return Ok(0);
         }
         _ => {}
@@ -90,7 +115,20 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Fork(arguments) => commands::sandboxes::fork(&client()?, arguments, json).await,
         Command::Exec(arguments) => commands::exec::exec(&client()?, arguments, json).await,
         Command::Run(arguments) => commands::exec::run(&client()?, arguments, json).await,
-        Command::Ps { name } => commands::exec::ps(&client()?, &name, json).await,
+        Command::Shell(arguments) => commands::shell::shell(&client()?, arguments).await,
+        Command::Terminals(command) => commands::shell::terminals(&client()?, command, json).await,
+        Command::Execs(ExecsCommand::List { name }) | Command::Ps { name } => {
+            commands::execs::list(&client()?, &name, json).await
+        }
+        Command::Execs(ExecsCommand::Output(arguments)) => {
+            commands::execs::output(&client()?, arguments, json).await
+        }
+        Command::Execs(ExecsCommand::Wait { name, exec }) => {
+            commands::execs::wait(&client()?, &name, &exec, json).await
+        }
+        Command::Execs(ExecsCommand::Kill { name, exec, signal }) => {
+            commands::execs::kill(&client()?, &name, &exec, signal).await
+        }
         Command::Files(command) => commands::files::files(&client()?, command, json).await,
         Command::Link { name, port } => {
             commands::sandboxes::link(&client()?, &name, port, json).await

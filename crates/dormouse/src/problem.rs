@@ -2,6 +2,13 @@
 
 use api::{ApiError, Code};
 
+/// Exit code where it is Dormouse that failed, not the command.
+pub(crate) const EXIT_OWN_FAILURE: i32 = 125;
+/// Exit code where the program cannot be started.
+const EXIT_CANNOT_START: i32 = 126;
+/// Exit code where there is no such program.
+const EXIT_NOT_FOUND: i32 = 127;
+
 /// Why a command was not carried out.
 #[derive(Clone, Debug)]
 pub(crate) struct Problem {
@@ -38,6 +45,15 @@ impl Problem {
 
     pub(crate) fn exit_code(&self) -> i32 {
         self.exit_code
+    }
+
+    /// The exit code where others are a command's own: as shells and container tools have it.
+    pub(crate) fn exit_code_beside_commands(&self) -> i32 {
+        match self.code() {
+            Some(Code::ProgramNotFound) => EXIT_NOT_FOUND,
+            Some(Code::CannotStart) => EXIT_CANNOT_START,
+            _ => EXIT_OWN_FAILURE,
+        }
     }
 
     pub(crate) fn is_unreachable(&self) -> bool {

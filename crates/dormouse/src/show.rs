@@ -12,10 +12,16 @@ pub(crate) fn data(text: &str) -> Result<(), Problem> {
     bytes(format!("{text}\n").as_bytes())
 }
 
-/// Prints bytes as they are.
-pub(crate) fn bytes(bytes: &[u8]) -> Result<(), Problem> {
+/// Prints bytes as they are, at once.
+pub(crate) fn pass(bytes: &[u8]) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
-    match out.write_all(bytes).and_then(|()| out.flush()) {
+    out.write_all(bytes)?;
+    out.flush()
+}
+
+/// Prints bytes as they are. A reader that went away ends the program quietly.
+pub(crate) fn bytes(bytes: &[u8]) -> Result<(), Problem> {
+    match pass(bytes) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
         Err(error) => Err(Problem::new(format!("cannot write to standard output: {error}"))),
         Ok(()) => Ok(()),

@@ -13,6 +13,7 @@ use tokio::sync::{broadcast, mpsc};
 use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
 
+use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
 use crate::network::{Network, Subnet};
@@ -22,6 +23,7 @@ use crate::sandbox::work::chain;
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::template::Templates;
+use crate::terminals::Terminals;
 use crate::timeline::WATCH_BACKLOG;
 
 /// How long a daemon that starts waits for one that is ending: as long as the child of a loaded machine takes to become
@@ -67,6 +69,7 @@ pub struct Daemon {
     pub(crate) network: Network,
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
+    pub(crate) terminals: Terminals,
     sandboxes: RwLock<HashMap<SandboxId, Handle>>,
     _dns: Option<Dns>,
     _lock: File,
@@ -108,14 +111,26 @@ impl Daemon {
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
         let found = recovery::recover(&ground, &events, &gone, dns.is_some()).await?;
+        let terminals = Terminals::default();
+        terminals.recover(&found.values().cloned().collect::<Vec<_>>(), &events);
         let sandboxes = RwLock::new(found);
-        let daemon =
-            Arc::new(Self { ground, network, events, gone, sandboxes, _dns: dns, _lock: lock });
+        let daemon = Arc::new(Self {
+            ground,
+            network,
+            events,
+            gone,
+            terminals,
+            sandboxes,
+            _dns: dns,
+            _lock: lock,
+        });
         let weak = Arc::downgrade(&daemon);
+        tokio::spawn(execs_kept::keep(weak.clone(), daemon.events.subscribe()));
         tokio::spawn(async move {
             while let Some(id) = gone_inbox.recv().await {
                 let Some(daemon) = weak.upgrade() else { return };
                 daemon.sandboxes_mut().remove(&id);
+                daemon.terminals.remove(&id);
             }
         });
         Ok(daemon)

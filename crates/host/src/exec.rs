@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
+use api::exec::{ARGUMENT_BYTES_MAX, Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::host::{OutputEvent, OutputFrom};
 use api::{ApiError, Code};
 use bytes::Bytes;
@@ -15,11 +15,8 @@ use crate::guest::{
     Program, Stdin, Stream, Which,
 };
 
-/// Longest command line, bytes: the kernel's own limit for one argument is 128 KiB.
-const COMMAND_BYTES_MAX: usize = 128 * 1024;
-
 /// The working folder where none is asked for, if the image has it.
-const CWD_DEFAULT: &str = "/work";
+pub(crate) const CWD_DEFAULT: &str = "/work";
 
 /// Name of commands that the daemon runs itself, in templates: every copy remembers them, and nobody wants to see them.
 const OURS: &str = "dormouse";
@@ -54,14 +51,21 @@ pub(crate) fn spec(
             return Err(ApiError::invalid("command", "give `argv` or `command`, not both"));
         }
     };
-    let bytes = match &program {
-        Program::Argv(argv) => argv.iter().map(String::len).sum(),
-        Program::Shell(line) => line.len(),
+    let (field, arguments) = match &program {
+        Program::Argv(argv) => ("argv", argv.as_slice()),
+        Program::Shell(line) => ("command", std::slice::from_ref(line)),
     };
-    if bytes > COMMAND_BYTES_MAX {
-        let field = if request.argv.is_some() { "argv" } else { "command" };
-        let error = ApiError::invalid(field, format!("the command has {bytes} bytes"));
-        return Err(error.hint(format!("at most {COMMAND_BYTES_MAX}; put longer ones into a file")));
+    for (index, argument) in arguments.iter().enumerate() {
+        if argument.len() > ARGUMENT_BYTES_MAX {
+            let field = if field == "argv" { format!("argv[{index}]") } else { field.to_owned() };
+            return Err(too_long(&field, argument.len()));
+        }
+    }
+    for (name, value) in &request.env {
+        let bytes = name.len() + 1 + value.len();
+        if bytes > ARGUMENT_BYTES_MAX {
+            return Err(too_long(&format!("env.{name}"), bytes));
+        }
     }
     let mut env = sandbox_env.clone();
     env.extend(request.env.clone());
@@ -75,6 +79,13 @@ pub(crate) fn spec(
         timeout_ms: request.timeout_ms,
         name: None,
     })
+}
+
+/// A string is longer than Linux passes to a program.
+fn too_long(field: &str, bytes: usize) -> ApiError {
+    let mut error = ApiError::new(Code::TooLarge, format!("`{field}`: {bytes} bytes"));
+    error.field = Some(field.to_owned());
+    error.hint(format!("Linux takes at most {ARGUMENT_BYTES_MAX}; put longer ones into a file"))
 }
 
 /// Starts a command: in the default folder if none was asked for and the guest has it.
@@ -164,7 +175,8 @@ pub(crate) fn exec(info: &ExecInfo) -> Exec {
     }
 }
 
-fn exit(ended: Ended) -> Exit {
+/// How a command ended, as the interface tells it.
+pub(crate) fn exit(ended: Ended) -> Exit {
     Exit { exit_code: ended.code, signal: ended.signal, timed_out: ended.timed_out }
 }
 
@@ -266,16 +278,27 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
             };
             let mut public = ApiError::new(code, failure.message.clone());
             public.field.clone_from(&failure.field);
-            public
+            match failure.code {
+                FailureCode::TooLarge if failure.field.as_deref() == Some("argv") => {
+                    public.hint("Linux takes 2 MiB of both together; put long ones into a file")
+                }
+                FailureCode::Unsupported => {
+                    public.hint("a sandbox keeps the agent that it was made with; make a new one")
+                }
+                _ => public,
+            }
         }
         GuestError::Gone { .. } => {
             ApiError::new(Code::CommandLost, "the sandbox's machine ended before this did")
                 .hint("what was written to its disk is there; its events say how the machine ended")
         }
         GuestError::TooLarge { bytes, max } => {
-            let text = format!("the request has {bytes} bytes, the guest agent takes {max}");
-            ApiError::new(Code::TooLarge, text)
-                .hint("put a long command or environment into a file and run that")
+            let text = format!(
+                "arguments and environment have {bytes} bytes, the guest agent takes {max}"
+            );
+            let mut error = ApiError::new(Code::TooLarge, text);
+            error.field = Some("argv".to_owned());
+            error.hint("put a long command or environment into a file and run that")
         }
         GuestError::Busy => ApiError::new(Code::NoCapacity, error.to_string()),
         GuestError::TimedOut { .. } => ApiError::new(Code::Timeout, error.to_string()),
@@ -289,7 +312,8 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
 /// As [`guest_error`], for a program that could not be started.
 pub(crate) fn start_error(error: ApiError) -> ApiError {
     match error.code {
-        Code::NotFound | Code::PermissionDenied | Code::WrongFileType => {
+        Code::NotFound => ApiError { code: Code::ProgramNotFound, ..error },
+        Code::PermissionDenied | Code::WrongFileType => {
             ApiError { code: Code::CannotStart, ..error }
         }
         _ => error,

@@ -5,6 +5,7 @@
 //! | [`daemon`] | all sandboxes of the host, and its start |
 //! | `verbs` | the verbs of [`api::host::Host`], one after the other |
 //! | `sandbox` | one sandbox: its task, its orders, its view |
+//! | `exec`, `execs_kept`, `terminals` | commands as the interface speaks of them; those of sleepers; terminals and their screens |
 //! | `recovery` | what a starting daemon makes of what it finds |
 //! | [`manifest`], `record` | what is durable about a sandbox, and the one place that changes it |
 //! | [`template`] | guests that were booted once, for all to be copied from |
@@ -19,6 +20,7 @@ pub mod clock;
 pub mod daemon;
 mod exec;
 pub mod fault;
+mod execs_kept;
 mod ground;
 pub mod guest;
 pub mod images;
@@ -35,6 +37,7 @@ mod tap;
 pub mod template;
 pub mod timeline;
 mod verbs;
+mod terminals;
 
 pub use daemon::{Daemon, StartError};
 pub use settings::Settings;

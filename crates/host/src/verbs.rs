@@ -31,6 +31,7 @@ use crate::clock::{Moment, rfc3339};
 use crate::daemon::{Daemon, image_error};
 use crate::exec;
 use crate::exec::guest_error;
+use crate::execs_kept;
 use crate::guest::{EntryKind, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec};
 use crate::manifest::{Manifest, Policy, State};
 use crate::record::Record;
@@ -155,6 +156,7 @@ impl Host for Daemon {
             return Err(error);
         }
         handle.view().await.map(|known| known.sandbox)
+        self.terminals.copy(&of.id, &handle, &self.events);
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
@@ -183,6 +185,7 @@ impl Host for Daemon {
         handle.delete().await?;
         self.sandboxes_mut().remove(id);
         Ok(())
+        self.terminals.remove(id);
     }
 
     async fn events(
@@ -271,6 +274,9 @@ impl Host for Daemon {
         found.map(|found| ready.answer(found)).ok_or_else(|| exec::unknown_exec(exec_id))
     }
 
+        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+            return Ok(Answer { value: execs, woke_ms: None });
+        }
     async fn exec_output(
         &self,
         id: &SandboxId,
@@ -278,6 +284,11 @@ impl Host for Daemon {
         from: OutputFrom,
     ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
+        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+            let found = execs.into_iter().find(|exec| exec.exec_id == exec_id);
+            let found = found.ok_or_else(|| exec::unknown_exec(exec_id))?;
+            return Ok(Answer { value: found, woke_ms: None });
+        }
         let kind = if from.hold { CallKind::Exec } else { CallKind::Api };
         let ready = self.call(id, kind, "a command's output").await?;
         let Ready { link, guard, woke_ms, .. } = ready;

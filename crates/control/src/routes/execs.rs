@@ -63,7 +63,8 @@ pub(crate) async fn start(
 
 /// List commands
 ///
-/// Those of the present life, running or ended, newest last.
+/// Those of the present life, running or ended, newest last. Of a sandbox that sleeps they are told as they were when it fell
+/// asleep, without waking it.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/execs", tag = "execs", operation_id = "list_execs",
     params(("id" = String, Path, description = "Id or name", example = "web")),
@@ -78,7 +79,8 @@ pub(crate) async fn list(
 
 /// Tell about a command
 ///
-/// Whether it runs, how it ended, how much it wrote.
+/// Whether it runs, how it ended, how much it wrote. Of a sandbox that sleeps this is told as it was when it fell asleep,
+/// without waking it.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/execs/{exec_id}", tag = "execs", operation_id = "get_exec",
     params(
@@ -114,7 +116,8 @@ pub(crate) struct OutputQuery {
 /// Read output
 ///
 /// The raw bytes of one stream. `dormouse-offset` is the position of the first byte told (later than asked for if older
-/// output is no longer kept); without `follow`, `dormouse-next-offset` is where to go on.
+/// output is no longer kept); without `follow`, `dormouse-next-offset` is where to go on. The output is in the sandbox, so
+/// this wakes it; an open stream does not keep it awake.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/execs/{exec_id}/output", tag = "execs", operation_id = "get_exec_output",
     params(
@@ -245,7 +248,7 @@ pub(crate) async fn stdin(
 
 /// Send a signal
 ///
-/// To the command's whole process group.
+/// To the command's whole process group; `KILL` to everything that it has started. Wakes the sandbox.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/execs/{exec_id}/signal", tag = "execs", operation_id = "signal_exec",
     params(

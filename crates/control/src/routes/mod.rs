@@ -6,6 +6,7 @@ mod execs;
 mod files;
 mod sandboxes;
 mod system;
+mod terminals;
 
 pub(crate) use sandboxes::LogKind;
 
@@ -40,6 +41,11 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(execs::stdin))
         .routes(routes!(execs::signal))
         .routes(routes!(attach::attach))
+        .routes(routes!(terminals::start, terminals::list))
+        .routes(routes!(terminals::view, terminals::close))
+        .routes(routes!(terminals::screen))
+        .routes(routes!(terminals::resize))
+        .routes(routes!(terminals::attach))
         .routes(routes!(files::read, files::write, files::remove))
         .routes(routes!(files::stat))
         .routes(routes!(files::list))

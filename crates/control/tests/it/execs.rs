@@ -89,7 +89,7 @@ async fn s22_results_say_how_a_command_ended() {
     assert_eq!(env["stdout"], "b\n");
     let absent =
         world.call("POST", "/v1/sandboxes/web/execs", r#"{"argv": ["/no/such/program"]}"#).await;
-    assert!(absent.error().starts_with("422 cannot_start"), "{}", absent.error());
+    assert!(absent.error().starts_with("422 program_not_found"), "{}", absent.error());
 }
 
 #[tokio::test]

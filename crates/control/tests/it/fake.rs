@@ -415,9 +415,11 @@ impl Host for Fake {
             .envs(&request.env)
             .process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = command
-            .spawn()
-            .map_err(|error| ApiError::new(Code::CannotStart, format!("cannot start: {error}")))?;
+        let mut child = command.spawn().map_err(|error| {
+            let absent = error.kind() == std::io::ErrorKind::NotFound;
+            let code = if absent { Code::ProgramNotFound } else { Code::CannotStart };
+            ApiError::new(code, format!("cannot start: {error}"))
+        })?;
         let mut stdin = child.stdin.take();
         if let Some(text) = &request.stdin {
             stdin.as_mut().unwrap().write_all(text.as_bytes()).await.map_err(told)?;

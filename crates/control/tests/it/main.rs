@@ -5,6 +5,8 @@ mod edge;
 mod events;
 mod execs;
 pub(crate) mod fake;
+mod fake_terminals;
 mod files;
 mod idempotency;
 mod rest;
+mod terminals;

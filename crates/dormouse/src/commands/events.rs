@@ -75,7 +75,18 @@ pub(crate) async fn logs(client: &Client, arguments: LogsArgs) -> Result<i32, Pr
     let place =
         format!("{}/logs?kind={kind}&max_bytes={}", path(&arguments.name), arguments.max_bytes);
     let answer = client.send(client.request("GET", &place), full("")).await?;
-    show::bytes(&answer.into_body().collect().await.map_err(crate::client::cut)?.to_bytes())?;
+    let log = answer.into_body().collect().await.map_err(crate::client::cut)?.to_bytes();
+    if log.is_empty() {
+        eprintln!(
+            "note: the log is empty: {}",
+            if kind == "console" {
+                "its console has said nothing; a copy of a template or of another sandbox does not boot"
+            } else {
+                "the daemon has had nothing to say about it"
+            }
+        );
+    }
+    show::bytes(&log)?;
     Ok(0)
 }
 

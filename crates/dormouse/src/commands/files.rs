@@ -142,6 +142,22 @@ async fn get(client: &Client, remote: &Remote, local: &str) -> Result<(), Proble
             Problem::new(format!("cannot write `{}`: {error}", target.display()))
         });
     }
+    // As `cp` does: through a link, and into what is no file.
+    let target = match fs::symlink_metadata(&target) {
+        Ok(there) if there.is_symlink() => target.canonicalize().map_err(|error| {
+            let shown = target.display();
+            Problem::new(format!("`{shown}` is a link that leads nowhere: {error}"))
+                .hint("remove it, or name where to write")
+        })?,
+        _ => target,
+    };
+    if fs::metadata(&target).is_ok_and(|there| !there.is_file()) {
+        let shown = target.display().to_string();
+        // Opening a pipe waits for its reader, as it does for everybody.
+        let file = tokio::fs::File::options().write(true).open(&target).await;
+        let answer = read(client, remote).await?;
+        return copy(answer, &mut file.map_err(local_error(&shown))?, &shown).await;
+    }
     let answer = read(client, remote).await?;
     // Whole or not at all: a connection that breaks leaves the old file.
     let draft = target.with_file_name(format!(
@@ -161,15 +177,25 @@ async fn get(client: &Client, remote: &Remote, local: &str) -> Result<(), Proble
 async fn save(answer: Response<Incoming>, draft: &Path, mode: u32) -> Result<(), Problem> {
     let shown = draft.display().to_string();
     let mut file = tokio::fs::File::create(draft).await.map_err(local_error(&shown))?;
+    copy(answer, &mut file, &shown).await?;
+    // Without the bits that let whoever runs it be somebody else: a sandbox has no say in that here.
+    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode & 0o777);
+    file.set_permissions(permissions).await.map_err(local_error(&shown))
+}
+
+/// Writes an answer into what is open already.
+async fn copy(
+    answer: Response<Incoming>,
+    file: &mut tokio::fs::File,
+    shown: &str,
+) -> Result<(), Problem> {
     let mut body = answer.into_body();
     while let Some(frame) = body.frame().await {
         if let Ok(bytes) = frame.map_err(cut)?.into_data() {
-            file.write_all(&bytes).await.map_err(local_error(&shown))?;
+            file.write_all(&bytes).await.map_err(local_error(shown))?;
         }
     }
-    file.flush().await.map_err(local_error(&shown))?;
-    let permissions = std::os::unix::fs::PermissionsExt::from_mode(mode & 0o777);
-    file.set_permissions(permissions).await.map_err(local_error(&shown))
+    file.flush().await.map_err(local_error(shown))
 }
 
 async fn print(answer: Response<Incoming>) -> Result<(), Problem> {

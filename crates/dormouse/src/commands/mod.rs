@@ -1,7 +1,13 @@
 //! The commands that talk to the daemon, one file per subject.
 
+mod attached;
 pub(crate) mod events;
 pub(crate) mod exec;
+pub(crate) mod execs;
 pub(crate) mod files;
 pub(crate) mod images;
 pub(crate) mod sandboxes;
+pub(crate) mod shell;
+
+/// Exit code of a program that writes to a pipe which nobody reads: that of the signal for it.
+const EXIT_NO_READER: i32 = 128 + 13;

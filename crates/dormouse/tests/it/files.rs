@@ -70,6 +70,47 @@ async fn folders_and_files_come_back() {
 }
 
 #[tokio::test]
+async fn what_is_there_is_written_into_as_cp_does() {
+    let world = world().await;
+    let here = world.local.path();
+    world.ok(&["files", "put", "counter/server.py", "web:/work/s.py"]).await;
+    let get = async |to: &str| world.ok(&["files", "get", "web:/work/s.py", to]).await;
+    // A device stays one.
+    get("/dev/null").await;
+    assert!(!fs::metadata("/dev/null").unwrap().is_file());
+    // What is written into a pipe comes out of it.
+    rustix::fs::mkfifoat(rustix::fs::CWD, here.join("pipe"), 0o600.into()).unwrap();
+    let pipe = here.join("pipe");
+    let reader = tokio::task::spawn_blocking(move || fs::read(pipe).unwrap());
+    get("pipe").await;
+    assert_eq!(reader.await.unwrap(), b"print(1)\n");
+    assert!(!fs::metadata(here.join("pipe")).unwrap().is_file());
+    // A link stays one, and what it leads to is written.
+    fs::write(here.join("real"), "old").unwrap();
+    symlink("real", here.join("link")).unwrap();
+    get("link").await;
+    assert_eq!(fs::read_link(here.join("link")).unwrap().to_str(), Some("real"));
+    assert_eq!(fs::read(here.join("real")).unwrap(), b"print(1)\n");
+    symlink("absent", here.join("dangling")).unwrap();
+    let refused = world.run(&["files", "get", "web:/work/s.py", "dangling"]).await;
+    assert!(refused.contains("`dangling` is a link that leads nowhere"), "{refused}");
+    assert!(!here.join("absent").exists());
+}
+
+#[tokio::test]
+async fn what_comes_back_makes_nobody_somebody_else() {
+    let world = world().await;
+    let here = world.local.path();
+    world.ok(&["files", "put", "counter", "web:/work"]).await;
+    world.ok(&["exec", "web", "--", "chmod", "6755", "/work/counter/server.py"]).await;
+    world.ok(&["exec", "web", "--", "chmod", "3777", "/work/counter/deep"]).await;
+    world.ok(&["files", "get", "web:/work/counter/server.py", "alone"]).await;
+    world.ok(&["files", "get", "web:/work/counter", "fresh"]).await;
+    let mode = |path: &str| fs::metadata(here.join(path)).unwrap().permissions().mode() & 0o7777;
+    assert_eq!((mode("alone"), mode("fresh/server.py"), mode("fresh/deep")), (0o755, 0o755, 0o777));
+}
+
+#[tokio::test]
 async fn listing_moving_and_removing() {
     let world = world().await;
     world.ok(&["files", "put", "counter/server.py", "web:/work/a"]).await;

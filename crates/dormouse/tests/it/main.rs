@@ -6,6 +6,8 @@ mod exec;
 #[path = "../../../control/tests/it/fake.rs"]
 #[expect(dead_code, reason = "the control plane's own tests use all of it")]
 mod fake;
+#[path = "../../../control/tests/it/fake_terminals.rs"]
+mod fake_terminals;
 mod files;
 mod sandboxes;
 mod world;

@@ -43,20 +43,20 @@ async fn the_life_of_a_sandbox() {
         &world,
         &["sandboxes", "get", "web"],
         expect![[r#"
-        name       web
-        id         <sandbox-id>
-        status     running since 2026-11-30T10:15:30Z (<age>)
-        awake      something ran in it, until 2026-11-30T10:15:30Z (<age>)
-        sleeps     at 2026-11-30T10:15:30Z (<age>), after 5 s of quiet
-        how        in memory for 5 min, then on disk
-        image      default
-        size       1 cpu, 512 MiB
-        address    10.0.0.2
-        life       1
-        created    2026-11-30T10:15:30Z (<age>)
-        labels     team=a
-        --- exit 0
-    "#]],
+            name        web
+            id          <sandbox-id>
+            status      running since 2026-11-30T10:15:30Z (<age>)
+            awake       something ran in it, until 2026-11-30T10:15:30Z (<age>)
+            sleeps      at 2026-11-30T10:15:30Z (<age>), after 5 s of quiet
+            how         in memory for 5 min, then on disk
+            image       default
+            size        1 cpu, 512 MiB
+            address     10.0.0.2
+            life        1
+            created     2026-11-30T10:15:30Z (<age>)
+            labels      team=a
+            --- exit 0
+        "#]],
     )
     .await;
     check(
@@ -106,19 +106,19 @@ async fn the_life_of_a_sandbox() {
         &world,
         &["sandboxes", "update", "web", "--sleep-after-seconds", "never", "--name", "api"],
         expect![[r#"
-        name       api
-        id         <sandbox-id>
-        status     sleeping (disk) since 2026-11-30T10:15:30Z (<age>)
-        sleeps     never by itself
-        how        in memory for 5 min, then on disk
-        image      default
-        size       1 cpu, 512 MiB
-        address    10.0.0.2
-        life       1
-        created    2026-11-30T10:15:30Z (<age>)
-        labels     team=a
-        --- exit 0
-    "#]],
+            name        api
+            id          <sandbox-id>
+            status      sleeping (disk) since 2026-11-30T10:15:30Z (<age>)
+            sleeps      never by itself
+            how         in memory for 5 min, then on disk
+            image       default
+            size        1 cpu, 512 MiB
+            address     10.0.0.2
+            life        1
+            created     2026-11-30T10:15:30Z (<age>)
+            labels      team=a
+            --- exit 0
+        "#]],
     )
     .await;
     check(
@@ -267,12 +267,12 @@ async fn what_is_wrong_is_said_with_what_to_do() {
         &world,
         &["link", "web", "0"],
         expect![[r#"
-        --- stderr
-        error: invalid value '0' for '<PORT>': 0 is not in 1..=65535
+            --- stderr
+            error: invalid value '0' for '<PORT>': a port is a whole number from 1 to 65535
 
-        For more information, try '--help'.
-        --- exit 2
-    "#]],
+            For more information, try '--help'.
+            --- exit 2
+        "#]],
     )
     .await;
     check(
@@ -291,15 +291,15 @@ async fn what_is_wrong_is_said_with_what_to_do() {
         &world,
         &["exec", "web"],
         expect![[r#"
-        --- stderr
-        error: the following required arguments were not provided:
-          <COMMAND>...
+            --- stderr
+            error: the following required arguments were not provided:
+              <COMMAND>...
 
-        Usage: dormouse exec --data <DIR> <NAME> -- <COMMAND>...
+            Usage: dormouse exec --data <DIR> <NAME> -- <COMMAND>...
 
-        For more information, try '--help'.
-        --- exit 2
-    "#]],
+            For more information, try '--help'.
+            --- exit 125
+        "#]],
     )
     .await;
     check(

@@ -12,8 +12,8 @@ use tokio::{
     task::AbortHandle,
 };
 use wire::{
-    Frame, GuestHello, Held, HostHello, Identity, LinkId, Quiesce, Quiesced, SleepNotice, ToGuest,
-    Wake, Woke, control::ENTROPY_LEN,
+    ExecInfo, Frame, GuestHello, Held, HostHello, Identity, LinkId, Quiesce, Quiesced, SleepNotice,
+    ToGuest, Wake, Woke, control::ENTROPY_LEN,
 };
 
 use super::{
@@ -200,6 +200,15 @@ impl GuestLink {
         Ok(hello)
     }
 
+    /// The programs of a guest that stands still, as they were just before; `None`: it does not, or did not say.
+    pub fn execs_seen(&self) -> Option<Vec<ExecInfo>> {
+        let core = self.inner.core();
+        match self.state() {
+            LinkState::Quiesced | LinkState::Parked => core.execs.clone(),
+            LinkState::Detached | LinkState::Running | LinkState::Quiescing => None,
+        }
+    }
+
     /// Makes the guest stand still, with nothing under way in either direction. Afterwards the machine may be stopped.
     ///
     /// May be given up at any time, by dropping it or by its limit: then [`wake`](Self::wake) is next.
@@ -211,6 +220,8 @@ impl GuestLink {
         options: QuiesceOptions,
         limit: Duration,
     ) -> Result<Quiesced, LinkError> {
+        // While it can still be asked. Without an answer nobody knows then, and whoever wants to must wake it.
+        let execs = tokio::time::timeout(EXEC_LIST_LIMIT, self.exec_list()).await;
         let (answer, answered) = oneshot::channel();
         {
             let mut core = self.inner.core();
@@ -218,6 +229,7 @@ impl GuestLink {
             if state != LinkState::Running {
                 return Err(LinkError::State { call: "quiesce", state });
             }
+            core.execs = execs.ok().and_then(Result::ok);
             core.attempt += 1;
             let quiesce = Quiesce {
                 attempt: core.attempt,
@@ -310,6 +322,10 @@ impl GuestLink {
 /// uninterruptible wait holds it up, and then the guest says so instead of waiting on.
 pub const FREEZE_LIMIT_MS: u32 = 1_000;
 
+/// How long a guest that is to stand still may take to list its programs: it takes a millisecond or two, and a sleep must
+/// not wait for it.
+const EXEC_LIST_LIMIT: Duration = Duration::from_millis(500);
+
 /// What all handles of a link share.
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -342,6 +358,8 @@ pub(super) struct Core {
     pub(super) answers: Answers,
     pub(super) hello: Option<GuestHello>,
     pub(super) gone: Option<String>,
+    /// Its programs when it was last told to stand still.
+    execs: Option<Vec<ExecInfo>>,
     attempt: u64,
 }
 

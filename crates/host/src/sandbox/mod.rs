@@ -73,6 +73,8 @@ pub(crate) enum Message {
     Capture { to: Files, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Tell about it.
     View { reply: oneshot::Sender<Known> },
+    /// Give the link to its guest, whatever state it is in.
+    Link { reply: oneshot::Sender<GuestLink> },
     /// Tell when its first start has ended.
     Started { reply: oneshot::Sender<Result<(), ApiError>> },
     /// An attempt to meet the agent of a running guest again has ended.
@@ -191,3 +193,13 @@ impl Handle {
         answer.await.map_err(|_| gone())
     }
 }
+    /// The link to its guest, in whatever state: neither wakes it nor holds it awake.
+    pub(crate) async fn link(&self) -> Result<GuestLink, ApiError> {
+        self.ask(|reply| Message::Link { reply }).await
+    }
+
+    /// Its id.
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+

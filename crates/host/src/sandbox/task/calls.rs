@@ -49,6 +49,8 @@ impl Task {
                 self.wait_for(Goal::Captured(capture), served, reply);
             }
             Message::View { reply } => {
+            // Who asked may have gone away.
+            Message::Link { reply } => drop(reply.send(self.link.clone())),
                 let known = self.record.with(|manifest| {
                     view::known(
                         &self.core,

@@ -1,0 +1,82 @@
+//! The commands of sandboxes that sleep: told without waking anybody, also by a daemon that starts meanwhile.
+//!
+//! A guest lists its commands just before it stands still, and from then on nothing about them changes. The list stays with
+//! the link; it is written down as well, for the next daemon. It is an aid: where there is none, the question wakes.
+
+use std::path::PathBuf;
+use std::sync::Weak;
+
+use api::exec::Exec;
+use api::sandbox::{SleepTier, Status};
+use api::{ApiError, Event};
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast::{Receiver, error::RecvError};
+
+use crate::daemon::Daemon;
+use crate::exec;
+use crate::sandbox::Handle;
+
+/// Largest list that is read: as many commands as a guest keeps, each with as long a line as is told.
+const FILE_BYTES_MAX: u64 = 1024 * 1024;
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    /// The life whose commands these are: the next wake begins another, and may change everything.
+    life: u64,
+    execs: Vec<Exec>,
+}
+
+/// The commands of a sandbox, if it sleeps and they are known.
+pub(crate) async fn of_sleeper(handle: &Handle) -> Result<Option<Vec<Exec>>, ApiError> {
+    let sandbox = handle.view().await?.sandbox;
+    match (sandbox.status, sandbox.sleep_tier) {
+        (Status::Sleeping, Some(SleepTier::Off)) => return Ok(Some(Vec::new())),
+        (Status::Sleeping, _) => {}
+        (Status::Starting | Status::Running | Status::Failed, _) => return Ok(None),
+    }
+    if let Some(seen) = handle.link().await?.execs_seen() {
+        return Ok(Some(exec::asked_for(&seen).collect()));
+    }
+    let (file, life) = (file(handle), handle.manifest().life);
+    let read = tokio::task::spawn_blocking(move || {
+        let small = std::fs::metadata(&file).is_ok_and(|meta| meta.len() <= FILE_BYTES_MAX);
+        let bytes = if small { std::fs::read(&file).ok()? } else { return None };
+        serde_json::from_slice::<Kept>(&bytes).ok()
+    });
+    // What cannot be read is as good as not there.
+    let kept = read.await.ok().flatten();
+    Ok(kept.filter(|kept| kept.life == life).map(|kept| kept.execs))
+}
+
+/// Writes down the commands of each sandbox that falls asleep, for as long as the daemon lives.
+pub(crate) async fn keep(daemon: Weak<Daemon>, mut events: Receiver<Event>) {
+    loop {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            // One that was missed is asked when somebody wants to know.
+            Err(RecvError::Lagged(_)) => continue,
+            Err(RecvError::Closed) => return,
+        };
+        if event.kind != "sandbox.slept" {
+            continue;
+        }
+        let Some(daemon) = daemon.upgrade() else { return };
+        let Ok(handle) = daemon.handle(&event.sandbox_id) else { continue };
+        let Ok(link) = handle.link().await else { continue };
+        let Some(seen) = link.execs_seen() else { continue };
+        let kept = Kept { life: handle.manifest().life, execs: exec::asked_for(&seen).collect() };
+        let file = file(&handle);
+        let written = tokio::task::spawn_blocking(move || {
+            let draft = file.with_extension("new");
+            std::fs::write(&draft, serde_json::to_vec(&kept).map_err(std::io::Error::other)?)?;
+            std::fs::rename(&draft, &file)
+        });
+        if let Ok(Err(error)) = written.await {
+            tracing::debug!(sandbox = %event.sandbox_id, %error, "its commands were not written down");
+        }
+    }
+}
+
+fn file(handle: &Handle) -> PathBuf {
+    handle.files().dir().join("execs.json")
+}
