@@ -9,8 +9,8 @@ use api::sandbox::{
     MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
     SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
-
 use api::terminal::{TERMINAL_SIDE_RANGE, TerminalRequest, TerminalSize};
+
 /// Most bytes of a path in a guest: Linux's own limit.
 const PATH_BYTES_MAX: usize = 4096;
 /// Most characters of a label's key.
@@ -21,9 +21,9 @@ const LABEL_VALUE_BYTES_MAX: usize = 255;
 const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
 /// Most bytes of arguments: with the environment they must stay under the kernel's 2 MiB.
 const ARGV_BYTES_MAX: usize = 1024 * 1024;
-/// What a name looks like.
 /// Most characters of the name of a kind of terminal.
 const TERM_CHARS_MAX: usize = 64;
+/// What a name looks like.
 const NAME_HINT: &str = "1-63 characters of a-z, 0-9 and `-`, not at the ends";
 
 /// Checks what a new sandbox shall be.
@@ -114,8 +114,8 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
                 return Err(ApiError::invalid("command", "is empty").hint(one_of));
             }
             no_nul("command", command)?;
-        }
             argument_length("command", command)?;
+        }
     }
     if let Some(cwd) = &request.cwd {
         path("cwd", cwd)?;
@@ -151,7 +151,6 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks a path in the guest: absolute, no step upwards, no NUL.
 /// Checks a program for a new terminal.
 pub(crate) fn terminal(request: &TerminalRequest) -> Result<(), ApiError> {
     let run = ExecRequest {
@@ -192,6 +191,7 @@ pub(crate) fn terminal_size(size: TerminalSize) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Checks a path in the guest: absolute, no step upwards, no NUL.
 pub(crate) fn path(field: &str, given: &str) -> Result<(), ApiError> {
     let hint = "an absolute path in the sandbox without `..`, such as `/work/file`";
     let problem = if given.is_empty() {
@@ -293,6 +293,13 @@ fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
             return Err(ApiError::invalid("env", "`env`: a name is empty or contains `=` or NUL"));
         }
         no_nul(&format!("env.{key}"), value)?;
+        if key.len() + value.len() + 1 > ARGUMENT_BYTES_MAX {
+            let field = format!("env.{key}");
+            let error = ApiError::invalid(&field, format!("`{field}`: {} bytes", value.len()));
+            return Err(error.hint(format!(
+                "Linux takes at most {ARGUMENT_BYTES_MAX} bytes of name, `=` and value"
+            )));
+        }
         bytes += key.len() + value.len() + 2;
     }
     if bytes > ENV_BYTES_MAX {
@@ -301,13 +308,6 @@ fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
     }
     Ok(())
 }
-        if key.len() + value.len() + 1 > ARGUMENT_BYTES_MAX {
-            let field = format!("env.{key}");
-            let error = ApiError::invalid(&field, format!("`{field}`: {} bytes", value.len()));
-            return Err(error.hint(format!(
-                "Linux takes at most {ARGUMENT_BYTES_MAX} bytes of name, `=` and value"
-            )));
-        }
 
 fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     if labels.len() > LABELS_MAX {
@@ -333,14 +333,6 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
     Ok(())
 }
 
-fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
-    if text.contains('\0') {
-        Err(ApiError::invalid(field, format!("`{field}`: contains a NUL")))
-    } else {
-        Ok(())
-    }
-}
-
 fn argument_length(field: &str, text: &str) -> Result<(), ApiError> {
     if text.len() <= ARGUMENT_BYTES_MAX {
         return Ok(());
@@ -348,6 +340,14 @@ fn argument_length(field: &str, text: &str) -> Result<(), ApiError> {
     let error = ApiError::invalid(field, format!("`{field}`: {} bytes", text.len()));
     Err(error
         .hint(format!("Linux takes at most {ARGUMENT_BYTES_MAX}; put longer ones into a file")))
+}
+
+fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
+    if text.contains('\0') {
+        Err(ApiError::invalid(field, format!("`{field}`: contains a NUL")))
+    } else {
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -413,8 +413,6 @@ mod tests {
         assert_eq!(field(ExecRequest { user: Some(String::new()), ..run() }), "user");
         assert_eq!(field(ExecRequest { timeout_ms: Some(0), ..run() }), "timeout_ms");
         assert_eq!(field(ExecRequest { open_stdin: true, ..run() }), "open_stdin");
-    }
-}
         let most = "x".repeat(ARGUMENT_BYTES_MAX);
         assert_eq!(exec(&ExecRequest { command: Some(most.clone()), ..run() }), Ok(()));
         let more = most + "x";
@@ -422,3 +420,5 @@ mod tests {
         let argv = Some(vec!["echo".into(), more.clone()]);
         assert_eq!(field(ExecRequest { argv, command: None, ..run() }), "argv[1]");
         assert_eq!(field(ExecRequest { env: [("A".into(), more)].into(), ..run() }), "env.A");
+    }
+}

@@ -322,9 +322,6 @@ pub(crate) struct ExecOptions {
     pub(crate) interactive: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExecsCommand {
     /// List commands, running and ended. Wakes nothing: of a sandbox that sleeps, those when it fell asleep.
@@ -422,13 +419,16 @@ pub(crate) enum TerminalsCommand {
     },
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
     pub(crate) size: SizeArgs,
-    /// Working folder in the sandbox; default `/work` where it exists.
-    #[arg(long, value_name = "PATH")]
-    pub(crate) cwd: Option<String>,
     /// Keep the sandbox afterwards; standard error says its name.
     #[arg(long)]
     pub(crate) keep: bool,
+    /// Working folder in the sandbox; default `/work` where it exists.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) cwd: Option<String>,
     /// User in the sandbox; default root.
     #[arg(long)]
     pub(crate) user: Option<String>,
@@ -628,6 +628,13 @@ fn pair(text: &str) -> Result<(String, String), String> {
     }
 }
 
+fn port(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(port) if port > 0 => Ok(port),
+        _ => Err("a port is a whole number from 1 to 65535".to_owned()),
+    }
+}
+
 fn remote(text: &str) -> Result<Remote, String> {
     match text.split_once(':') {
         Some((sandbox, path)) if !sandbox.is_empty() && path.starts_with('/') => {
@@ -647,13 +654,6 @@ mod tests {
     }
 
     #[test]
-fn port(text: &str) -> Result<u16, String> {
-    match text.parse() {
-        Ok(port) if port > 0 => Ok(port),
-        _ => Err("a port is a whole number from 1 to 65535".to_owned()),
-    }
-}
-
     fn values() {
         assert_eq!(or_never("never"), Ok(OrNever(None)));
         assert_eq!(or_never("5"), Ok(OrNever(Some(5))));
@@ -662,11 +662,11 @@ fn port(text: &str) -> Result<u16, String> {
         for bad in ["web", "web:a", ":/a", "/a"] {
             assert!(remote(bad).is_err(), "{bad}");
         }
-        assert!(pair("=x").is_err());
-        assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));
-    }
-}
         assert_eq!((port("1"), port("65535")), (Ok(1), Ok(65535)));
         for bad in ["0", "65536", "-1", "http", ""] {
             assert!(port(bad).unwrap_err().contains("from 1 to 65535"), "{bad}");
         }
+        assert!(pair("=x").is_err());
+        assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));
+    }
+}

@@ -19,8 +19,8 @@
 pub mod clock;
 pub mod daemon;
 mod exec;
-pub mod fault;
 mod execs_kept;
+pub mod fault;
 mod ground;
 pub mod guest;
 pub mod images;
@@ -35,9 +35,9 @@ pub mod settings;
 mod slots;
 mod tap;
 pub mod template;
+mod terminals;
 pub mod timeline;
 mod verbs;
-mod terminals;
 
 pub use daemon::{Daemon, StartError};
 pub use settings::Settings;

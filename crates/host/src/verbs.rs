@@ -155,8 +155,8 @@ impl Host for Daemon {
             handle.delete().await?;
             return Err(error);
         }
-        handle.view().await.map(|known| known.sandbox)
         self.terminals.copy(&of.id, &handle, &self.events);
+        handle.view().await.map(|known| known.sandbox)
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
@@ -184,8 +184,8 @@ impl Host for Daemon {
         let Ok(handle) = self.handle(id) else { return Ok(()) };
         handle.delete().await?;
         self.sandboxes_mut().remove(id);
-        Ok(())
         self.terminals.remove(id);
+        Ok(())
     }
 
     async fn events(
@@ -261,6 +261,9 @@ impl Host for Daemon {
     }
 
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
+        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+            return Ok(Answer { value: execs, woke_ms: None });
+        }
         let ready = self.call(id, CallKind::Api, "a list of its commands").await?;
         let execs = ready.link.exec_list().await.map_err(guest_error)?;
         Ok(ready.answer(exec::asked_for(&execs).collect()))
@@ -268,15 +271,17 @@ impl Host for Daemon {
 
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
         let wanted = exec::exec_id(exec_id)?;
+        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+            let found = execs.into_iter().find(|exec| exec.exec_id == exec_id);
+            let found = found.ok_or_else(|| exec::unknown_exec(exec_id))?;
+            return Ok(Answer { value: found, woke_ms: None });
+        }
         let ready = self.call(id, CallKind::Api, "a question about a command").await?;
         let execs = ready.link.exec_list().await.map_err(guest_error)?;
         let found = execs.iter().find(|info| info.id == wanted).map(exec::exec);
         found.map(|found| ready.answer(found)).ok_or_else(|| exec::unknown_exec(exec_id))
     }
 
-        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
-            return Ok(Answer { value: execs, woke_ms: None });
-        }
     async fn exec_output(
         &self,
         id: &SandboxId,
@@ -284,11 +289,6 @@ impl Host for Daemon {
         from: OutputFrom,
     ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
-        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
-            let found = execs.into_iter().find(|exec| exec.exec_id == exec_id);
-            let found = found.ok_or_else(|| exec::unknown_exec(exec_id))?;
-            return Ok(Answer { value: found, woke_ms: None });
-        }
         let kind = if from.hold { CallKind::Exec } else { CallKind::Api };
         let ready = self.call(id, kind, "a command's output").await?;
         let Ready { link, guard, woke_ms, .. } = ready;

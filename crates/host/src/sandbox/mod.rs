@@ -71,10 +71,10 @@ pub(crate) enum Message {
     Update { change: Change, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Copy into these files.
     Capture { to: Files, reply: oneshot::Sender<Result<(), ApiError>> },
-    /// Tell about it.
-    View { reply: oneshot::Sender<Known> },
     /// Give the link to its guest, whatever state it is in.
     Link { reply: oneshot::Sender<GuestLink> },
+    /// Tell about it.
+    View { reply: oneshot::Sender<Known> },
     /// Tell when its first start has ended.
     Started { reply: oneshot::Sender<Result<(), ApiError>> },
     /// An attempt to meet the agent of a running guest again has ended.
@@ -177,6 +177,16 @@ impl Handle {
         self.ask(|reply| Message::Started { reply }).await?
     }
 
+    /// The link to its guest, in whatever state: neither wakes it nor holds it awake.
+    pub(crate) async fn link(&self) -> Result<GuestLink, ApiError> {
+        self.ask(|reply| Message::Link { reply }).await
+    }
+
+    /// Its id.
+    pub(crate) fn id(&self) -> &SandboxId {
+        &self.id
+    }
+
     pub(crate) async fn view(&self) -> Result<Known, ApiError> {
         self.ask(|reply| Message::View { reply }).await
     }
@@ -193,13 +203,3 @@ impl Handle {
         answer.await.map_err(|_| gone())
     }
 }
-    /// The link to its guest, in whatever state: neither wakes it nor holds it awake.
-    pub(crate) async fn link(&self) -> Result<GuestLink, ApiError> {
-        self.ask(|reply| Message::Link { reply }).await
-    }
-
-    /// Its id.
-    pub(crate) fn id(&self) -> &SandboxId {
-        &self.id
-    }
-

@@ -48,9 +48,9 @@ impl Task {
                 }
                 self.wait_for(Goal::Captured(capture), served, reply);
             }
-            Message::View { reply } => {
             // Who asked may have gone away.
             Message::Link { reply } => drop(reply.send(self.link.clone())),
+            Message::View { reply } => {
                 let known = self.record.with(|manifest| {
                     view::known(
                         &self.core,
