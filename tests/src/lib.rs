@@ -12,6 +12,7 @@ pub mod far;
 pub mod lab;
 pub mod net;
 pub mod proc;
+pub mod pty;
 pub mod wait;
 pub mod witness;
 
