@@ -70,6 +70,12 @@ impl Daemon {
             .is_ok_and(|path| path.to_string_lossy().ends_with(" (deleted)"))
     }
 
+    /// Where a running one listens, as it was told; `None`: it was not, or nobody may look.
+    pub(crate) fn listens(process: Process) -> Option<String> {
+        let line = fs::read(format!("/proc/{}/cmdline", process.id)).ok()?;
+        listen_of(&String::from_utf8_lossy(&line))
+    }
+
     /// Starts it, detached from this terminal, and waits until it answers.
     pub(crate) fn start(&self, program: &Path, listen: &str) -> Result<()> {
         fs::create_dir_all(&self.data).context(format!("create {}", self.data.display()))?;
@@ -149,6 +155,19 @@ impl Daemon {
         let lines: Vec<_> = text.lines().collect();
         lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
     }
+}
+
+/// The address on a command line, whose words end with a NUL each.
+fn listen_of(line: &str) -> Option<String> {
+    let mut words = line.split('\0');
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--listen") {
+            Some("") => return words.next().map(str::to_owned),
+            Some(rest) => return rest.strip_prefix('=').map(str::to_owned),
+            None => {}
+        }
+    }
+    None
 }
 
 impl Process {

@@ -14,7 +14,7 @@ use crate::process::{self, find};
 pub(crate) struct Options {
     /// Only say what is missing; fail if anything is
     #[arg(long)]
-    dry_run: bool,
+    pub(crate) dry_run: bool,
     /// Also what only the tests need
     #[arg(long)]
     pub(crate) tests: bool,

@@ -55,7 +55,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     step(&format!("4/6 guest image in {}", data.display()), || {
         process::run(dormouse(&installed, &data).args(["images", "build"]))
     })?;
-    step(&format!("5/6 daemon at {}", options.listen), || start(&installed, &data, options))?;
+    let listen = step("5/6 daemon", || start(&installed, &data, options))?;
     step(
         "6/6 a first sandbox (the very first boots the template; all others are copies of it)",
         || first_sandbox(&installed, &data),
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         "  data    {}\n  log     {}\n  answers http://{}",
         data.display(),
         log.display(),
-        options.listen
+        listen
     );
     eprintln!("  next    dormouse sandboxes create --name web\n  undo    cargo xtask down");
     Ok(())
@@ -125,13 +125,20 @@ fn dormouse(program: &Path, data: &Path) -> Command {
     command
 }
 
-/// Starts the daemon, or the new one in the old one's place; leaves one that is current alone.
-fn start(program: &Path, data: &Path, options: &Options) -> Result<()> {
+/// Starts the daemon, or the new one in the old one's place; leaves one that is current alone. Answers where it listens.
+fn start(program: &Path, data: &Path, options: &Options) -> Result<String> {
     let daemon = Daemon::over(data);
     if let Some(process) = daemon.running() {
         if !Daemon::is_outdated(process) {
-            eprintln!("    runs already, as process {}", process.id);
-            return Ok(());
+            let listen = Daemon::listens(process).unwrap_or_else(|| options.listen.clone());
+            eprintln!("    runs already at {listen}, as process {}", process.id);
+            if listen != options.listen {
+                eprintln!(
+                    "    to have it at {}: `cargo xtask down`, then `up` again; sandboxes are kept",
+                    options.listen
+                );
+            }
+            return Ok(listen);
         }
         eprintln!(
             "    an older one runs, as process {}: it is replaced, its sandboxes go on",
@@ -142,8 +149,10 @@ fn start(program: &Path, data: &Path, options: &Options) -> Result<()> {
     fs::create_dir_all(data).context(format!("create {}", data.display()))?;
     remember_forwarding(data)?;
     daemon.start(program, &options.listen)?;
+    eprintln!("    at {}", options.listen);
     // What this machine lacks is better said now than by a sandbox that fails.
-    process::run(dormouse(program, data).arg("doctor"))
+    process::run(dormouse(program, data).arg("doctor"))?;
+    Ok(options.listen.clone())
 }
 
 /// Writes down whether the host forwarded packets before it had guests; once, for the first answer is the true one.

@@ -104,10 +104,14 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
             Self::NeverSleeps => f.write_str("it sleeps only when asked to"),
-            Self::JustWoke => f.write_str("it became awake a moment ago"),
+            Self::JustWoke => f.write_str("it was needed a moment ago"),
             Self::Calls { kind, count: 1 } => write!(f, "1 {} waits on it", kind.noun().0),
             Self::Calls { kind, count } => write!(f, "{count} {} wait on it", kind.noun().1),
-            Self::CallEnded { kind } => write!(f, "a {} ended a moment ago", kind.noun().0),
+            Self::CallEnded { kind } => {
+                let noun = kind.noun().0;
+                let article = if noun.starts_with(['A', 'a']) { "an" } else { "a" };
+                write!(f, "{article} {noun} ended a moment ago")
+            }
             Self::Cpu { permille } => {
                 write!(f, "its programs use {}.{} % of a core", permille / 10, permille % 10)
             }

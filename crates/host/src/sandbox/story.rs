@@ -11,7 +11,7 @@ pub(super) fn tell(
     let mut data = Map::new();
     let (kind, text) = match event {
         What::Starting { how: Start::Create, .. } => {
-            ("starting", "is being made from its template".to_owned())
+            ("starting", "is being started from its copy of memory and disk".to_owned())
         }
         What::Starting { how: Start::Boot, cause } => (
             "starting",

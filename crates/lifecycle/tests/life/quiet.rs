@@ -48,7 +48,7 @@ fn s01_awake_because_names_each_reason_with_text_and_end() {
     assert_eq!(
         told,
         [
-            ("just_woke", text("it became awake a moment ago"), Some(31_000)),
+            ("just_woke", text("it was needed a moment ago"), Some(31_000)),
             ("calls", text("1 command waits on it"), None),
             ("packets", text("packets crossed its network link"), Some(31_000)),
             ("outbound_tcp", text("it holds 2 outbound connections"), None),

@@ -145,6 +145,10 @@ struct Connection {
     next_id: u64,
 }
 
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
+}
+
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
 enum Broken {
@@ -166,6 +170,10 @@ impl Connection {
         self.seen.send_modify(|seen| seen.closed = true);
         match ended {
             Ok(()) | Err(Broken::Eof) => tracing::debug!("qmp connection ended"),
+            // As it looks when QEMU was ended with something of ours unread. Whoever watches its process tells how it ended.
+            Err(Broken::Io(error)) if is_gone(&error) => {
+                tracing::debug!(%error, "qmp connection ended");
+            }
             Err(error) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "qmp connection given up");
             }
