@@ -112,6 +112,24 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// Keeps the sandbox awake while it lives (a call that waits on it). Dropped: the call has ended.
 pub trait Hold: Send + Sync {}
 
+/// What a [`Hold`] counts as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HoldKind {
+    /// A request in progress, or bytes of a client on their way.
+    Request,
+    /// A connection that is open on a port of `awake_ports` (S4): counted as `awake_connections`.
+    AwakeConnection,
+}
+
+/// How a connection that stays open is treated, as the settings are now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionRules {
+    /// Its port is one of `awake_ports`: it is to be held as [`HoldKind::AwakeConnection`].
+    pub keeps_awake: bool,
+    /// After so long without a byte in either direction it is to be closed; `None`: never.
+    pub idle: Option<std::time::Duration>,
+}
+
 /// A connection to a port of a sandbox.
 pub struct Connection {
     /// The bytes.
@@ -205,9 +223,16 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// The end of a log, at most `max_bytes`. Asleep is fine.
     async fn log(&self, id: &SandboxId, log: Log, max_bytes: u64) -> Result<Bytes, ApiError>;
 
-    /// Keeps it awake while somebody waits on it (an edge request in progress).
-    async fn hold(&self, id: &SandboxId, caller: Caller)
-    -> Result<Answer<Box<dyn Hold>>, ApiError>;
+    /// Keeps it awake while somebody waits on it (an edge request in progress), or is connected to it.
+    async fn hold(
+        &self,
+        id: &SandboxId,
+        kind: HoldKind,
+        caller: Caller,
+    ) -> Result<Answer<Box<dyn Hold>>, ApiError>;
+
+    /// How an open connection to this port is treated. Asleep is fine.
+    fn connection_rules(&self, id: &SandboxId, port: u16) -> Result<ConnectionRules, ApiError>;
 
     /// Connects to a TCP port in the guest, on its address or on its loopback. A refused port is retried for a while
     /// after a wake or start.

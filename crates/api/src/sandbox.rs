@@ -18,6 +18,8 @@ pub const AWAKE_PORTS_MAX: usize = 16;
 pub const MEMORY_MIB_RANGE: std::ops::RangeInclusive<u32> = 256..=16_384;
 /// Least and most virtual processors.
 pub const CPUS_RANGE: std::ops::RangeInclusive<u32> = 1..=8;
+/// Least and most seconds of silence after which a connection may be closed.
+pub const CONNECTION_IDLE_SECONDS_RANGE: std::ops::RangeInclusive<u64> = 1..=86_400;
 /// The longest that holds alone may keep a sandbox awake, milliseconds.
 pub const SLEEP_HOLD_MAX_MS_MAX: u64 = 900_000;
 /// The longest notice before a sleep, milliseconds.
@@ -50,6 +52,11 @@ macro_rules! with_policy {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(max_items = 16)]
             pub awake_ports: Option<Vec<u16>>,
+            /// After so many seconds without a byte in either direction a connection through a link or forward is closed
+            /// (1-86400); null: never.
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<u64>, minimum = 1, maximum = 86_400)]
+            pub connection_idle_seconds: Option<Option<u64>>,
             /// How long holds alone may keep it awake, milliseconds (0-900000); default 30000.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             #[schema(maximum = 900_000)]
@@ -67,6 +74,7 @@ macro_rules! with_policy {
                     sleep_after_seconds: self.sleep_after_seconds,
                     memory_tier_seconds: self.memory_tier_seconds,
                     awake_ports: self.awake_ports.clone(),
+                    connection_idle_seconds: self.connection_idle_seconds,
                     sleep_hold_max_ms: self.sleep_hold_max_ms,
                     sleep_notice_ms: self.sleep_notice_ms,
                 }
@@ -133,6 +141,9 @@ pub struct PolicyPatch {
     /// Ports whose upgraded connections keep it awake.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub awake_ports: Option<Vec<u16>>,
+    /// Seconds without a byte after which a connection is closed; `Some(None)`: never.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    pub connection_idle_seconds: Option<Option<u64>>,
     /// How long holds alone may keep it awake, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sleep_hold_max_ms: Option<u64>,
@@ -253,6 +264,12 @@ pub struct Sandbox {
     pub memory_tier_seconds: u64,
     /// Ports whose upgraded connections keep it awake.
     pub awake_ports: Vec<u16>,
+    /// How many connections are open on those ports.
+    #[serde(default)]
+    pub awake_connections: u32,
+    /// Seconds without a byte after which a connection is closed; null: never.
+    #[serde(default)]
+    pub connection_idle_seconds: Option<u64>,
     /// How long holds alone may keep it awake, milliseconds.
     pub sleep_hold_max_ms: u64,
     /// How long before an idle sleep the holders are told, milliseconds.

@@ -3,8 +3,7 @@
 use std::error::Error;
 
 use api::{ApiError, Code};
-use axum::Json;
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 /// Why a request was not carried out.
@@ -42,6 +41,10 @@ impl Failure {
     }
 }
 
+/// On an answer that is an error of ours: which.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ErrorCode(pub(crate) Code);
+
 impl From<ApiError> for Failure {
     fn from(error: ApiError) -> Self {
         Self::Told(error)
@@ -53,12 +56,16 @@ impl IntoResponse for Failure {
         let error = self.into_api_error();
         let status =
             StatusCode::from_u16(error.code.status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        let mut response = (status, Json(&error)).into_response();
+        // Plain data is always JSON. It ends a line, as on a terminal it should.
+        let body = serde_json::to_string(&error).unwrap_or_default() + "\n";
+        let json = HeaderValue::from_static("application/json");
+        let mut response = (status, [(header::CONTENT_TYPE, json)], body).into_response();
         if error.code == Code::Unauthorized {
             response
                 .headers_mut()
-                .insert("www-authenticate", axum::http::HeaderValue::from_static("Bearer"));
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
+        response.extensions_mut().insert(ErrorCode(error.code));
         response
     }
 }

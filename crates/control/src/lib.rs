@@ -23,6 +23,7 @@ mod catalogue;
 mod edge;
 mod failure;
 mod input;
+mod journal;
 mod make;
 mod openapi;
 mod reconcile;
@@ -38,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use auth::ADMIN_TOKEN_FILE;
 pub use catalogue::OpenError;
+pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub use failure::Failure;
 pub use openapi::document as openapi;
 pub use server::{ServeError, Server, serve};
@@ -56,6 +58,8 @@ pub struct Settings {
     pub domain: String,
     /// How this listener is reached from outside, such as `https://dormouse.example`; default `http://<domain>:<port>`.
     pub public_url: Option<String>,
+    /// How long the edge waits for a sandbox's server.
+    pub edge: EdgeLimits,
 }
 
 /// What every request needs. Cheap to clone.
@@ -68,6 +72,9 @@ struct Inner {
     tokens: auth::Tokens,
     making: make::Making,
     links: edge::Links,
+    edge: EdgeLimits,
+    machines: edge::Machines,
+    journal: journal::Journal,
     stop: CancellationToken,
 }
 
@@ -90,6 +97,18 @@ impl App {
 
     fn links(&self) -> &edge::Links {
         &self.0.links
+    }
+
+    fn edge(&self) -> &EdgeLimits {
+        &self.0.edge
+    }
+
+    fn machines(&self) -> &edge::Machines {
+        &self.0.machines
+    }
+
+    fn journal(&self) -> &journal::Journal {
+        &self.0.journal
     }
 
     /// Fires when the server stops: endless streams end then.

@@ -7,9 +7,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::ApiError;
 use api::host::Host;
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Request, Response};
+use axum::http::{HeaderName, HeaderValue, Request, Response, Version, header};
+use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,10 +26,13 @@ use tracing::Instrument;
 
 use crate::auth::Tokens;
 use crate::catalogue::Catalogue;
-use crate::edge::Links;
-use crate::failure::chain;
+use crate::edge::{Links, Machines};
+use crate::failure::{ErrorCode, chain};
+use crate::journal::Journal;
 use crate::make::Making;
-use crate::{App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, reconcile, routes};
+use crate::{
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, routes,
+};
 
 /// Most open connections per listener; more wait in the kernel's queue.
 pub(crate) const CONNECTIONS_MAX: usize = 8192;
@@ -46,6 +51,9 @@ const KEEP_ALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the client is given up.
 const KEEP_ALIVE_PROBES: u32 = 3;
+/// How long bytes for a client may wait for its word that they came: as long as the probes take together, which are not sent
+/// meanwhile. A client that lives and does not read has as long.
+const UNHEARD_MAX: Duration = Duration::from_mins(1);
 /// Pause after `accept` failed for want of file descriptors, so that it does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -106,8 +114,12 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         tokens,
         making: Making::default(),
         links,
+        edge: settings.edge,
+        machines: Machines::default(),
+        journal: Journal::new().map_err(ServeError::Start)?,
         stop: CancellationToken::new(),
     }));
+    tokio::spawn(journal::keep(app.clone(), app.host().watch()));
     // Before the first request: afterwards names and rows are what requests make them.
     reconcile::run(&app).await.map_err(ServeError::Start)?;
 
@@ -174,22 +186,46 @@ impl Service {
     ) -> Result<Response<Body>, std::convert::Infallible> {
         let id = request_id();
         let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
-        let response = async {
+        let mut response = async {
+            if let Err(error) = one_host(&request) {
+                return Failure::from(error).into_response();
+            }
             if let Some(address) = edge::address(&self.app, &request) {
-                // Passed on as the sandbox's server made it.
                 return edge::handle(&self.app, address, request, peer).await;
             }
             request.extensions_mut().insert(peer);
             let Ok(mut response) = self.router.oneshot(request.map(Body::new)).await;
-            let value = HeaderValue::try_from(&id).expect("hex is a header value");
-            response.headers_mut().insert(REQUEST_ID, value);
+            response.extensions_mut().insert(Ours);
             response
         }
         .instrument(span.clone())
         .await;
-        span.in_scope(|| tracing::debug!(status = response.status().as_u16(), "answered"));
+        // What a sandbox's server answered is passed on as it made it.
+        let code = response.extensions().get::<ErrorCode>().map(|code| code.0);
+        if code.is_some() || response.extensions().get::<Ours>().is_some() {
+            let value = HeaderValue::try_from(&id).expect("hex is a header value");
+            response.headers_mut().insert(REQUEST_ID, value);
+        }
+        span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?code, "answered"));
         Ok(response)
     }
+}
+
+/// On an answer of the interface.
+#[derive(Clone, Copy, Debug)]
+struct Ours;
+
+/// Whose request it is must have one answer (RFC 9112, 3.2): two would let a proxy before us and us disagree.
+fn one_host<B>(request: &Request<B>) -> Result<(), ApiError> {
+    let hosts = request.headers().get_all(header::HOST).iter().count();
+    let given = hosts > 0 || request.uri().authority().is_some();
+    if hosts > 1 {
+        return Err(ApiError::invalid("Host", "there is more than one `Host` header"));
+    }
+    if !given && request.version() >= Version::HTTP_11 {
+        return Err(ApiError::invalid("Host", "there is no `Host` header"));
+    }
+    Ok(())
 }
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -314,6 +350,8 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_IDLE)?;
     sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_PROBES)?;
+    let unheard_ms = u32::try_from(UNHEARD_MAX.as_millis()).unwrap_or(u32::MAX);
+    sockopt::set_tcp_user_timeout(stream, unheard_ms)?;
     Ok(())
 }
 

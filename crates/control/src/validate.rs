@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use api::ApiError;
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::sandbox::{
-    AWAKE_PORTS_MAX, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX, ForkRequest, LABELS_MAX,
-    MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
-    SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
+    AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX,
+    ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch,
+    SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX, SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier,
+    UpdateSandbox,
 };
 use api::terminal::{TERMINAL_SIDE_RANGE, TerminalRequest, TerminalSize};
 
@@ -269,6 +270,13 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
             }
         }
     }
+    if let Some(Some(seconds)) = policy.connection_idle_seconds
+        && !CONNECTION_IDLE_SECONDS_RANGE.contains(&seconds)
+    {
+        let (least, most) =
+            (CONNECTION_IDLE_SECONDS_RANGE.start(), CONNECTION_IDLE_SECONDS_RANGE.end());
+        return Err(out_of_range("connection_idle_seconds", seconds, least, most));
+    }
     if let Some(ms) = policy.sleep_hold_max_ms
         && ms > SLEEP_HOLD_MAX_MS_MAX
     {
@@ -391,6 +399,10 @@ mod tests {
         assert_eq!(field(|r| r.awake_ports = Some((1..=17).collect())), "awake_ports");
         assert_eq!(field(|r| r.awake_ports = Some(vec![1, 0])), "awake_ports[1]");
         assert_eq!(field(|r| r.awake_ports = Some(vec![1, 1])), "awake_ports[1]");
+        assert_eq!(
+            field(|r| r.connection_idle_seconds = Some(Some(86_401))),
+            "connection_idle_seconds"
+        );
         assert_eq!(field(|r| r.sleep_hold_max_ms = Some(900_001)), "sleep_hold_max_ms");
         assert_eq!(field(|r| r.sleep_notice_ms = Some(Some(0))), "sleep_notice_ms");
         assert_eq!(field(|r| r.env = [("A=B".into(), String::new())].into()), "env");

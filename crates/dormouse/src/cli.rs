@@ -201,6 +201,9 @@ pub(crate) struct PolicyArgs {
     /// A port whose upgraded connections keep it awake; may be given several times.
     #[arg(long = "awake-port", value_name = "PORT", value_parser = port)]
     pub(crate) awake_ports: Option<Vec<u16>>,
+    /// Seconds without a byte after which a connection to one of its ports is closed, or `never` (the default).
+    #[arg(long, value_name = "SECONDS|never", value_parser = or_never)]
+    pub(crate) connection_idle_seconds: Option<OrNever>,
     /// How long programs inside may hold it awake, milliseconds; default 30000.
     #[arg(long, value_name = "MS")]
     pub(crate) sleep_hold_max_ms: Option<u64>,
@@ -588,6 +591,14 @@ pub(crate) struct ServeArgs {
     /// How long sandboxes sleep in memory before they move to disk, seconds, unless they say otherwise.
     #[arg(long, env = "DORMOUSE_MEMORY_TIER_SECONDS", value_name = "SECONDS")]
     pub(crate) memory_tier_seconds: Option<u64>,
+    /// How long a server in a sandbox may be silent before it begins to answer a request through a link, seconds.
+    #[arg(long, env = "DORMOUSE_EDGE_ANSWER_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
+        default_value_t = control::ANSWER_TIME_DEFAULT.as_secs())]
+    pub(crate) edge_answer_seconds: u64,
+    /// How long an answer that has begun may be silent, seconds, unless the sandbox has `connection_idle_seconds`.
+    #[arg(long, env = "DORMOUSE_EDGE_IDLE_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
+        default_value_t = control::IDLE_TIME_DEFAULT.as_secs())]
+    pub(crate) edge_idle_seconds: u64,
     /// How the log is written.
     #[arg(long, env = "DORMOUSE_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub(crate) log: LogFormat,
@@ -619,6 +630,14 @@ fn or_never(text: &str) -> Result<OrNever, String> {
     text.parse()
         .map(|number| OrNever(Some(number)))
         .map_err(|_| "a whole number or `never`".to_owned())
+}
+
+fn edge_seconds(text: &str) -> Result<u64, String> {
+    let range = control::EDGE_SECONDS_RANGE;
+    text.parse()
+        .ok()
+        .filter(|seconds| range.contains(seconds))
+        .ok_or_else(|| format!("not a whole number from {} to {}", range.start(), range.end()))
 }
 
 fn pair(text: &str) -> Result<(String, String), String> {

@@ -33,6 +33,10 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
         listen: arguments.listen,
         domain: arguments.domain,
         public_url: arguments.public_url,
+        edge: control::EdgeLimits {
+            answer: Duration::from_secs(arguments.edge_answer_seconds),
+            idle: Duration::from_secs(arguments.edge_idle_seconds),
+        },
     };
     let server = control::serve(host, settings).await.map_err(|error| failed(&error))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), address = %server.address(), "dormouse is ready");

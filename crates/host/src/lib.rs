@@ -13,6 +13,7 @@
 //! | [`guest`] | the link to the agent in a guest |
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
 //! | [`timeline`], [`sandbox_log`] | what happened to a sandbox; what the daemon logged about it |
+//! | `loopback` | connections to ports that only the guest itself reaches |
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
 
@@ -24,6 +25,7 @@ pub mod fault;
 mod ground;
 pub mod guest;
 pub mod images;
+mod loopback;
 pub mod manifest;
 pub mod network;
 mod phases;

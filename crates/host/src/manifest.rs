@@ -136,6 +136,9 @@ pub struct Policy {
     pub memory_tier_seconds: u64,
     /// Ports whose upgraded connections keep it awake.
     pub awake_ports: Vec<u16>,
+    /// Seconds without a byte after which a connection is closed; `None`: never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connection_idle_seconds: Option<u64>,
     /// How long holds alone keep it awake.
     pub sleep_hold_max_ms: u64,
     /// Notice before an idle sleep.
@@ -149,6 +152,7 @@ impl Policy {
             sleep_after_seconds: Some(SLEEP_AFTER_SECONDS_DEFAULT),
             memory_tier_seconds,
             awake_ports: Vec::new(),
+            connection_idle_seconds: None,
             sleep_hold_max_ms: 30_000,
             sleep_notice_ms: None,
         }
@@ -164,6 +168,9 @@ impl Policy {
         }
         if let Some(ports) = &patch.awake_ports {
             self.awake_ports.clone_from(ports);
+        }
+        if let Some(seconds) = patch.connection_idle_seconds {
+            self.connection_idle_seconds = seconds;
         }
         if let Some(ms) = patch.sleep_hold_max_ms {
             self.sleep_hold_max_ms = ms;

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
-    Answer, Caller, Change, Connection, Duplex, Hold, Host, Known, Log, NewFork, NewSandbox,
-    OutputEvent, OutputFrom,
+    Answer, Caller, Change, Connection, ConnectionRules, Duplex, Hold, HoldKind, Host, Known, Log,
+    NewFork, NewSandbox, OutputEvent, OutputFrom,
 };
 use api::sandbox::{Sandbox, SleepTier};
 use api::{ApiError, Code, Event, SandboxId};
@@ -33,6 +33,7 @@ use crate::exec;
 use crate::exec::guest_error;
 use crate::execs_kept;
 use crate::guest::{EntryKind, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec};
+use crate::loopback::Loopback;
 use crate::manifest::{Manifest, Policy, State};
 use crate::record::Record;
 use crate::sandbox::body::{Body, make_folder};
@@ -225,10 +226,22 @@ impl Host for Daemon {
     async fn hold(
         &self,
         id: &SandboxId,
+        kind: HoldKind,
         caller: Caller,
     ) -> Result<Answer<Box<dyn Hold>>, ApiError> {
-        let ready = self.handle(id)?.call(Call::of(CallKind::EdgeRequest), caller.what).await?;
+        let kind = match kind {
+            HoldKind::Request => CallKind::EdgeRequest,
+            HoldKind::AwakeConnection => CallKind::AwakeConnection,
+        };
+        let ready = self.handle(id)?.call(Call::of(kind), caller.what).await?;
         Ok(Answer { woke_ms: ready.woke_ms, value: Box::new(ready.guard) })
+    }
+
+    fn connection_rules(&self, id: &SandboxId, port: u16) -> Result<ConnectionRules, ApiError> {
+        Ok(self.handle(id)?.record().with(|manifest| ConnectionRules {
+            keeps_awake: manifest.policy.awake_ports.contains(&port),
+            idle: manifest.policy.connection_idle_seconds.map(Duration::from_secs),
+        }))
     }
 
     async fn connect(
@@ -526,7 +539,7 @@ async fn connect(
             Err(_) => tracing::debug!(%address, "port did not answer over the network"),
         }
         match ready.link.connect_port(port).await {
-            Ok(stream) => return Ok(Box::new(stream)),
+            Ok(stream) => return Ok(Box::new(Loopback::new(stream, ready.guard.flow()))),
             Err(GuestError::Failed(failure)) if failure.code == FailureCode::Refused => {}
             Err(error) => return Err(guest_error(error)),
         }

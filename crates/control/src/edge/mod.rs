@@ -3,12 +3,21 @@
 //! A request to a sleeping sandbox is held while it wakes, and answered. The key is the only guard of a link: a wrong one
 //! is answered exactly like a sandbox that does not exist, and takes as long to compare.
 //!
+//! A request holds its sandbox awake until its answer has been passed on. What stays open after that, a WebSocket or an event
+//! stream, does so only on a port of `awake_ports`; elsewhere it is the bytes that count ([`stream`]).
+//!
 //! # Not here
 //!
-//! Whether a request counts as activity, and how a port is reached: the host decides ([`api::host::Host::connect`]).
+//! Which ports keep a sandbox awake, and how a port is reached: the host decides ([`api::host::Host::connect`]).
 
+mod activity;
+mod body;
 mod headers;
+mod limits;
+mod machines;
 mod proxy;
+mod refusal;
+mod stream;
 
 use axum::http::{Request, Uri, header};
 use subtle::ConstantTimeEq;
@@ -17,7 +26,10 @@ use crate::App;
 use crate::catalogue::Entry;
 use crate::make::KEY_CHARS;
 
+pub use limits::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
+pub(crate) use machines::Machines;
 pub(crate) use proxy::handle;
+pub(crate) use stream::Conversation;
 
 /// The port of a link without one.
 const PORT_DEFAULT: u16 = 80;

@@ -3,25 +3,26 @@
 //! Each request has a connection of its own. A pool would save a handshake over the tap, but a pooled connection can die
 //! in the moment it is used, and a request that was half sent may not be sent again.
 
-use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::time::Duration;
 
-use api::host::{Caller, Hold};
+use api::host::{Caller, HoldKind};
 use api::{ApiError, Code};
 use axum::body::Body;
-use axum::http::{Method, Request, Response, StatusCode, Uri, Version};
-use axum::response::IntoResponse;
-use bytes::Bytes;
-use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::task::AbortHandle;
 
+use super::activity::Activity;
+use super::body::{AbortOnDrop, Answering, Asking, Exchange};
 use super::headers::{Outside, forward, pass, upgrade};
-use super::{Address, find};
+use super::limits::CONNECT_TIME_MAX;
+use super::refusal::{self, Form};
+use super::{Address, Conversation, find};
 use crate::App;
 use crate::answer::{add_wake, both};
-use crate::failure::{Failure, chain};
+use crate::failure::chain;
 use crate::server::Peer;
 
 /// Most bytes of an answer's head from a sandbox.
@@ -36,10 +37,11 @@ pub(crate) async fn handle(
     request: Request<Incoming>,
     peer: Peer,
 ) -> Response<Body> {
+    let form = Form::wanted(request.headers());
     let Some((label, entry)) =
         address.label.as_ref().and_then(|label| Some((label, find(app, label)?)))
     else {
-        return Failure::from(no_such_link()).into_response();
+        return refusal::response(no_such_link(), form);
     };
     let peer = match peer {
         Peer::Tcp(peer) => Some(peer),
@@ -49,7 +51,7 @@ pub(crate) async fn handle(
     let outside = Outside { host: &address.written, scheme: app.links().scheme(), peer };
     match pass_on(app, &entry.id, label.port, caller, request, &outside).await {
         Ok(response) => response,
-        Err(error) => Failure::from(error).into_response(),
+        Err(error) => refusal::response(error, form),
     }
 }
 
@@ -64,8 +66,10 @@ async fn pass_on(
     if request.method() == Method::CONNECT {
         return Err(ApiError::new(Code::MethodNotAllowed, "a link is no proxy"));
     }
-    let hold = app.host().hold(id, caller.clone()).await?;
-    let connection = app.host().connect(id, port, caller).await?;
+    let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
+    let connection =
+        within(CONNECT_TIME_MAX, port, app.host().connect(id, port, caller.clone())).await?;
+    let machine = app.machines().end_of(id);
     let woke_ms = both(hold.woke_ms, connection.woke_ms);
 
     let wish = upgrade(request.headers());
@@ -77,25 +81,28 @@ async fn pass_on(
         path.parse::<Uri>().map_err(|_| ApiError::invalid("path", "not a path"))?;
     *request.version_mut() = Version::HTTP_11;
 
-    let bad_answer = |what: &'static str| {
-        move |error: hyper::Error| {
-            tracing::debug!(error = chain(&error), what, port, "a sandbox's server did not answer");
-            let text = format!("what listens on port {port} in the sandbox {what}");
-            ApiError::new(Code::BadAnswer, text).hint("look at the server's own log")
-        }
-    };
     let (mut sender, wire) = http1::Builder::new()
         .max_buf_size(ANSWER_HEAD_BYTES_MAX)
         .max_headers(ANSWER_HEADERS_MAX)
         .handshake(TokioIo::new(connection.value.stream))
         .await
-        .map_err(bad_answer("does not speak HTTP/1"))?;
+        .map_err(|error| bad_answer(&error, port, "does not speak HTTP/1"))?;
     // Dropped with the request or its answer: a client that goes away ends the connection into the sandbox.
     let wire = AbortOnDrop(tokio::spawn(wire.with_upgrades()).abort_handle());
-    let mut response = sender
-        .send_request(request)
-        .await
-        .map_err(bad_answer("broke off before it had answered"))?;
+    let activity = Activity::new();
+    let (request, broke) = Asking::wrap(request, activity.clone());
+    let answered = sender.send_request(request);
+    let limit = app.edge().answer;
+    let mut response = tokio::select! {
+        answered = answered => answered.map_err(|error| {
+            if broke.is_set() {
+                return broken_body(&error);
+            }
+            bad_answer(&error, port, "broke off before it had answered")
+        })?,
+        () = machine.cancelled() => return Err(machine_ended(port)),
+        () = activity.silence(limit) => return Err(too_late(port, limit)),
+    };
 
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
     let agreed = if switched { upgrade(response.headers()) } else { None };
@@ -107,14 +114,18 @@ async fn pass_on(
     *response.version_mut() = Version::HTTP_11;
     match (client, server) {
         (Some(client), Some(server)) => {
-            // Open and silent it keeps nothing awake: its packets do.
+            // Counted before the request has ended, so that there is no moment between.
+            let conversation = Conversation::begin(app, id, port, caller, machine).await?;
             drop(hold);
-            let stop = app.stop().clone();
             tokio::spawn(async move {
                 let _wire = wire;
-                tokio::select! {
-                    () = copy(client, server) => {}
-                    () = stop.cancelled() => {}
+                match tokio::try_join!(client, server) {
+                    Ok((client, server)) => {
+                        conversation.copy(TokioIo::new(client), TokioIo::new(server)).await;
+                    }
+                    Err(error) => {
+                        tracing::debug!(error = chain(&error), "an upgrade was not completed");
+                    }
                 }
             });
             Ok(response.map(|_| Body::empty()))
@@ -124,62 +135,76 @@ async fn pass_on(
             "the server changed the protocol without being asked",
         )),
         (_, None) => {
-            Ok(response.map(|body| Body::new(Answering { body, _hold: hold.value, _wire: wire })))
+            let hold = standing(app, id, port, caller, response.headers(), hold.value).await?;
+            let idle = app.host().connection_rules(id, port)?.idle.unwrap_or(app.edge().idle);
+            let exchange = Exchange::new(hold, wire);
+            Ok(response
+                .map(|body| Body::new(Answering::new(body, exchange, activity, idle, machine))))
         }
     }
 }
 
-/// Copies bytes both ways until both sides have ended.
-async fn copy(client: hyper::upgrade::OnUpgrade, server: hyper::upgrade::OnUpgrade) {
-    let (client, server) = match tokio::try_join!(client, server) {
-        Ok(both) => both,
-        Err(error) => {
-            return tracing::debug!(error = chain(&error), "an upgrade was not completed");
-        }
-    };
-    let (mut client, mut server) = (TokioIo::new(client), TokioIo::new(server));
-    match tokio::io::copy_bidirectional(&mut client, &mut server).await {
-        Ok((up, down)) => tracing::debug!(up, down, "an upgraded connection ended"),
-        Err(error) => tracing::debug!(error = %error, "an upgraded connection broke"),
+/// What holds the sandbox awake while its answer is passed on: the request itself; for an event stream, which nobody waits
+/// for, nothing (S2), or that it is open on a port of `awake_ports` (S4).
+async fn standing(
+    app: &App,
+    id: &api::SandboxId,
+    port: u16,
+    caller: Caller,
+    headers: &HeaderMap,
+    request: Box<dyn api::host::Hold>,
+) -> Result<Option<Box<dyn api::host::Hold>>, ApiError> {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    if !kind.to_ascii_lowercase().starts_with("text/event-stream") {
+        return Ok(Some(request));
     }
+    if app.host().connection_rules(id, port)?.keeps_awake {
+        let hold = app.host().hold(id, HoldKind::AwakeConnection, caller).await?;
+        return Ok(Some(hold.value));
+    }
+    Ok(None)
+}
+
+/// A connection to a port, in time.
+pub(crate) async fn within<T>(
+    limit: Duration,
+    port: u16,
+    connect: impl Future<Output = Result<T, ApiError>>,
+) -> Result<T, ApiError> {
+    tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| {
+        let text =
+            format!("port {port} in the sandbox took no connection in {} s", limit.as_secs());
+        Err(ApiError::new(Code::Timeout, text).hint("look whether its programs are overloaded"))
+    })
+}
+
+fn bad_answer(error: &hyper::Error, port: u16, what: &str) -> ApiError {
+    tracing::debug!(error = chain(error), what, port, "a sandbox's server did not answer");
+    let text = format!("what listens on port {port} in the sandbox {what}");
+    ApiError::new(Code::BadAnswer, text).hint("look at the server's own log")
+}
+
+/// The client's fault, not the server's. Mostly nobody reads this: the client has gone.
+fn broken_body(error: &hyper::Error) -> ApiError {
+    tracing::debug!(error = chain(error), "a client's body broke off");
+    ApiError::invalid("body", "the body broke off before its end")
+}
+
+fn machine_ended(port: u16) -> ApiError {
+    let text =
+        format!("the sandbox's machine ended before what listens on port {port} had answered");
+    ApiError::new(Code::BadAnswer, text)
+        .hint("it was restarted, rebooted, powered off or lost; its events say which")
+}
+
+fn too_late(port: u16, limit: Duration) -> ApiError {
+    let text =
+        format!("what listens on port {port} in the sandbox was silent for {} s", limit.as_secs());
+    ApiError::new(Code::Timeout, text)
+        .hint("look at the server's own log; `dormouse serve --edge-answer-seconds` sets the limit")
 }
 
 fn no_such_link() -> ApiError {
     ApiError::new(Code::NotFound, "nothing is here")
         .hint("`dormouse link NAME PORT` prints the URL of a port")
-}
-
-/// An answer on its way: while it lives, the sandbox is held awake.
-struct Answering {
-    body: Incoming,
-    _hold: Box<dyn Hold>,
-    _wire: AbortOnDrop,
-}
-
-impl HttpBody for Answering {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
 }

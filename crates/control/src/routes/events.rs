@@ -13,12 +13,13 @@ use axum::response::sse::{self, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::{Stream, StreamExt, stream};
 use serde::Deserialize;
-use tokio::sync::broadcast;
 use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::{broadcast, watch};
 
 use crate::App;
 use crate::failure::Failure;
 use crate::input::{At, Query};
+use crate::journal::{Piece, Place};
 use crate::validate;
 
 /// Entries on one page, unless asked otherwise.
@@ -29,6 +30,11 @@ const PAGE_MAX: usize = 1000;
 const WHY_EVENTS_MAX: usize = 100;
 /// How often a silent stream says that it lives, so that dead clients are noticed and proxies keep it.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// Kind of the event that says that others are missing.
+const LOST: &str = "events.lost";
+/// The header with which a cut stream goes on.
+const LAST_EVENT_ID: &str = "Last-Event-ID";
 
 /// Which entries, and how.
 #[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
@@ -49,7 +55,9 @@ pub(crate) struct EventsQuery {
 /// Read the timeline
 ///
 /// What happened to a sandbox, oldest first. With `Accept: text/event-stream` or `stream=true` as server-sent events whose
-/// ids are `seq`: after a cut, `Last-Event-ID` goes on without a gap. Wakes nothing.
+/// ids are `seq`: after a cut, `Last-Event-ID` goes on without a gap. The newest ten thousand entries at least are kept; where
+/// older ones are asked for, an event `events.lost` (an entry like the others) says how many are missing. A comment every
+/// 15 s says that the stream lives. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/events", tag = "events", operation_id = "list_events",
     params(
@@ -76,10 +84,10 @@ pub(crate) async fn of_one(
     let accepts =
         headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if query.stream.unwrap_or(accepts.contains("text/event-stream")) {
-        let after = match headers.get("last-event-id") {
+        let after = match last_event_id(&headers)? {
             None => after,
-            Some(id) => id.to_str().ok().and_then(|id| id.parse().ok()).ok_or_else(|| {
-                ApiError::invalid("Last-Event-ID", "not the id of an event of this stream")
+            Some(id) => id.parse().map_err(|_| {
+                ApiError::invalid(LAST_EVENT_ID, "not the id of an event of this stream")
                     .hint("a `seq`, such as `7`")
             })?,
         };
@@ -93,28 +101,94 @@ pub(crate) async fn of_one(
     Ok(Json(EventPage { events, next_after }).into_response())
 }
 
+/// From where on.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct FollowQuery {
+    /// Go on after the event with this id; default: from now on.
+    #[param(example = "5f0c9d21-7")]
+    after: Option<String>,
+}
+
+/// A stream of all timelines on its way.
+struct FollowAll {
+    app: App,
+    place: Place,
+    ready: VecDeque<Piece>,
+    newest: watch::Receiver<u64>,
+}
+
 /// Follow all timelines
 ///
-/// Server-sent events of every sandbox from now on; their ids are `<sandbox id>/<seq>`. An event named `lost` says that the
-/// client was too slow and some are missing: read the timelines of single sandboxes again. Wakes nothing.
+/// Server-sent events of every sandbox, from now on, or on from where a stream was cut: `Last-Event-ID` (or `after`) with
+/// the `id` of the last event received. Some ten thousand events are kept for that, until the daemon is restarted. Where some
+/// are missing, because a client is further behind than that, an event `events.lost` says so in its place: read the
+/// timelines of single sandboxes again. A comment every 15 s says that the stream lives. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "follow_events",
+    params(
+        FollowQuery,
+        ("Last-Event-ID" = Option<String>, Header, description = "The last `id` received; beats `after`", example = "5f0c9d21-7"),
+    ),
     responses((status = 200, description = "The stream", body = String, content_type = "text/event-stream",
-        example = "id: k3vq7mzt2abc/7\nevent: sandbox.woke\ndata: {…}\n\n")),
+        example = "id: 5f0c9d21-7\nevent: sandbox.woke\ndata: {…}\n\n")),
 )]
-pub(crate) async fn of_all(State(app): State<App>) -> Response {
-    let watch = app.host().watch();
-    let events = stream::unfold(watch, |mut watch| async move {
-        let event = match watch.recv().await {
-            Ok(event) => sse_event(&event, &format!("{}/{}", event.sandbox_id, event.seq)),
-            Err(RecvError::Lagged(missing)) => {
-                sse::Event::default().event("lost").data(missing.to_string())
+pub(crate) async fn of_all(
+    State(app): State<App>,
+    Query(query): Query<FollowQuery>,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let place = |field: &str, text: &str| {
+        text.parse::<Place>().map_err(|()| {
+            ApiError::invalid(field, "not the id of an event of this stream")
+                .hint("the `id` of an event as it was received, such as `5f0c9d21-7`")
+        })
+    };
+    let place = match (last_event_id(&headers)?, &query.after) {
+        (Some(id), _) => place(LAST_EVENT_ID, id)?,
+        (None, Some(after)) => place("after", after)?,
+        (None, None) => app.journal().end(),
+    };
+    let newest = app.journal().watch();
+    let start = FollowAll { app: app.clone(), place, ready: VecDeque::new(), newest };
+    let events = stream::unfold(start, |mut follow| async move {
+        loop {
+            match follow.ready.pop_front() {
+                Some(Piece::Event(event, place)) => {
+                    follow.place = place;
+                    return Some((sse_event(&event, &place.to_string()), follow));
+                }
+                Some(Piece::Lost(missing, place)) => {
+                    follow.place = place;
+                    return Some((lost(missing, place), follow));
+                }
+                None => {}
             }
-            Err(RecvError::Closed) => return None,
-        };
-        Some((event, watch))
+            follow.newest.mark_unchanged();
+            follow.ready = follow.app.journal().after(follow.place).into();
+            // The journal lives as long as what is followed here.
+            if follow.ready.is_empty() && follow.newest.changed().await.is_err() {
+                return None;
+            }
+        }
     });
-    sse(&app, events)
+    Ok(sse(&app, events))
+}
+
+/// Some events are missing here.
+fn lost(missing: Option<u64>, place: Place) -> sse::Event {
+    let text = match missing {
+        Some(missing) => format!("{missing} events are missing here"),
+        None => "the daemon was restarted, and events before that are missing here".to_owned(),
+    };
+    let data = serde_json::json!({ "type": LOST, "missing": missing, "text": text });
+    sse::Event::default().id(place.to_string()).event(LOST).data(data.to_string())
+}
+
+fn last_event_id(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+    let Some(id) = headers.get("last-event-id") else { return Ok(None) };
+    id.to_str().map(Some).map_err(|_| ApiError::invalid(LAST_EVENT_ID, "not plain text"))
 }
 
 /// Explain
@@ -214,6 +288,13 @@ fn follow(
                 if event.seq <= follow.last {
                     continue;
                 }
+                let missing = event.seq - follow.last - 1;
+                if missing > 0 {
+                    let lost = gap(&event, missing);
+                    follow.last = lost.seq;
+                    follow.ready.push_front(event);
+                    return Some((sse_event(&lost, &lost.seq.to_string()), follow));
+                }
                 follow.last = event.seq;
                 follow.deleted = event.kind == "sandbox.deleted";
                 return Some((sse_event(&event, &event.seq.to_string()), follow));
@@ -244,6 +325,19 @@ fn follow(
             }
         }
     })
+}
+
+/// Entries before this one are not kept any more, or cannot be read. Takes the place of the last of them.
+fn gap(before: &Event, missing: u64) -> Event {
+    let data = serde_json::json!({ "missing": missing });
+    Event {
+        seq: before.seq - 1,
+        at: before.at.clone(),
+        sandbox_id: before.sandbox_id.clone(),
+        kind: LOST.to_owned(),
+        text: format!("{missing} entries are not kept any more"),
+        data: data.as_object().cloned().unwrap_or_default(),
+    }
 }
 
 fn sse_event(event: &Event, id: &str) -> sse::Event {

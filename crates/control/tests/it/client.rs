@@ -6,7 +6,7 @@ use std::sync::Arc;
 use api::sandbox::Sandbox;
 use api::{ApiError, Event};
 use bytes::Bytes;
-use control::{Server, Settings};
+use control::{EdgeLimits, Server, Settings};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::{Request, Response};
@@ -37,9 +37,13 @@ pub(crate) struct Answer {
 
 impl World {
     pub(crate) async fn new() -> Self {
+        Self::with(EdgeLimits::default()).await
+    }
+
+    pub(crate) async fn with(edge: EdgeLimits) -> Self {
         let (root, data) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let fake = Fake::new(root.path());
-        let server = start(&fake, &data).await;
+        let server = start(&fake, &data, edge).await;
         let token = std::fs::read_to_string(data.path().join(control::ADMIN_TOKEN_FILE))
             .unwrap()
             .trim()
@@ -50,7 +54,7 @@ impl World {
     /// Stops the control plane and starts it again, over the same host.
     pub(crate) async fn restart(&mut self) {
         self.server.take().unwrap().stop().await;
-        let server = start(&self.fake, &self.data).await;
+        let server = start(&self.fake, &self.data, EdgeLimits::default()).await;
         self.address = server.address();
         self.server = Some(server);
     }
@@ -108,12 +112,13 @@ impl World {
     }
 }
 
-pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir) -> Server {
+pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir, edge: EdgeLimits) -> Server {
     let settings = Settings {
         data: data.path().to_owned(),
         listen: "127.0.0.1:0".into(),
         domain: "localhost".into(),
         public_url: None,
+        edge,
     };
     control::serve(Arc::clone(fake) as _, settings).await.unwrap()
 }
@@ -177,13 +182,21 @@ impl Sse {
 
     /// Id and event; `None`: the stream has ended.
     pub(crate) async fn next(&mut self) -> Option<(String, Event)> {
+        let (id, _, data) = self.next_raw().await?;
+        Some((id, serde_json::from_value(data).unwrap()))
+    }
+
+    /// Id, name and data.
+    pub(crate) async fn next_raw(&mut self) -> Option<(String, String, Value)> {
         loop {
             if let Some((block, rest)) = self.text.split_once("\n\n") {
                 let field = |name: &str| {
                     block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
                 };
-                let told = field("data: ")
-                    .map(|data| (field("id: ").unwrap(), serde_json::from_str(&data).unwrap()));
+                let told = field("data: ").map(|data| {
+                    let data = serde_json::from_str(&data).unwrap();
+                    (field("id: ").unwrap(), field("event: ").unwrap(), data)
+                });
                 let rest = rest.to_owned();
                 self.text = rest;
                 if told.is_some() {

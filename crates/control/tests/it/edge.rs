@@ -2,8 +2,10 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
+use control::EdgeLimits;
 use futures_util::{SinkExt, StreamExt};
 use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
@@ -46,6 +48,27 @@ where
 
 fn get(host: &str, path: &str) -> Request<Empty<Bytes>> {
     Request::builder().uri(path).header("host", host).body(Empty::new()).unwrap()
+}
+
+/// As a client asks that wants this form.
+fn get_as(accept: &'static str, host: &str) -> Request<Empty<Bytes>> {
+    let mut request = get(host, "/");
+    request.headers_mut().insert("accept", hyper::header::HeaderValue::from_static(accept));
+    request
+}
+
+/// As a program asks.
+fn get_json(host: &str) -> Request<Empty<Bytes>> {
+    get_as("application/json", host)
+}
+
+/// Sends bytes as they are and reads until the connection ends.
+async fn raw(world: &World, text: &str) -> String {
+    let mut stream = world.connect().await;
+    stream.write_all(text.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
 }
 
 /// Answers with what it was asked, head and all.
@@ -188,7 +211,7 @@ async fn closed_ports_and_servers_that_break_off() {
     let world = World::new().await;
     world.sandbox("web").await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
-    let answer = world.send(get(&world.link("web", closed).await, "/")).await;
+    let answer = world.send(get_json(&world.link("web", closed).await)).await;
     assert_eq!(answer.error(), format!("502 port_closed: nothing listens on port {closed}"));
 
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -203,13 +226,194 @@ async fn closed_ports_and_servers_that_break_off() {
     });
     let host = world.link("web", port).await;
     for _ in 0..2 {
-        let answer = world.send(get(&host, "/")).await;
+        let answer = world.send(get_json(&host)).await;
         let want = format!(
             "502 bad_answer: what listens on port {port} in the sandbox broke off before it had answered"
         );
         assert_eq!(answer.error(), want);
     }
     world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+#[tokio::test]
+async fn errors_are_told_in_the_form_the_client_reads() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let host = world.link("web", closed).await;
+    let ask = async |accept: &'static str| world.send(get_as(accept, &host)).await;
+    let browser = ask("text/html,application/xhtml+xml,*/*;q=0.8").await;
+    assert_eq!(browser.header("content-type"), Some("text/html; charset=utf-8"));
+    let sentence = format!("nothing listens on port {closed}");
+    assert!(browser.value_text().contains(&format!("<h1>{sentence}</h1>")), "{:?}", browser.body);
+    let curl = ask("*/*").await;
+    assert_eq!(curl.value_text(), format!("{sentence} (port_closed)\n"));
+    let program = ask("application/json").await;
+    assert_eq!(program.error(), format!("502 port_closed: {sentence}"));
+    for answer in [browser, curl, program] {
+        assert_eq!(answer.status, 502);
+        assert!(answer.body.ends_with(b"\n"), "{:?}", answer.body);
+        assert_eq!(answer.header("x-request-id").map(str::len), Some(16));
+        assert_eq!(answer.header("cache-control"), Some("no-store"));
+    }
+}
+
+/// Two hosts would let a proxy before us and us disagree on whose request it is.
+#[tokio::test]
+async fn a_request_has_one_host() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    for (head, why) in [
+        (format!("Host: {host}\r\nHost: {host}\r\n"), "there is more than one `Host` header"),
+        (format!("Host: localhost\r\nHost: {host}\r\n"), "there is more than one `Host` header"),
+        (String::new(), "there is no `Host` header"),
+    ] {
+        let text = format!("GET /v1/health HTTP/1.1\r\n{head}Connection: close\r\n\r\n");
+        let answer = raw(&world, &text).await;
+        assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains(why), "{answer}");
+    }
+    assert!(raw(&world, "GET /v1/health HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200 "));
+}
+
+/// The client's fault is not told as the server's.
+#[tokio::test]
+async fn a_body_that_breaks_off_is_the_clients_fault() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    let text = format!(
+        "POST / HTTP/1.1\r\nHost: {host}\r\nAccept: application/json\r\nTransfer-Encoding: chunked\r\n\r\nnonsense\r\n"
+    );
+    let answer = raw(&world, &text).await;
+    assert!(answer.starts_with("HTTP/1.1 400 "), "{answer}");
+    assert!(answer.contains("the body broke off before its end"), "{answer}");
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+/// Takes connections and never says a word.
+async fn silent_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        loop {
+            open.push(listener.accept().await.unwrap());
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_silent_server_is_not_waited_for_for_ever() {
+    let limits = EdgeLimits { answer: Duration::from_millis(300), ..EdgeLimits::default() };
+    let world = World::with(limits).await;
+    world.sandbox("web").await;
+    let port = silent_server().await;
+    let host = world.link("web", port).await;
+    let answer = world.send(get_json(&host)).await;
+    let want =
+        format!("504 timeout: what listens on port {port} in the sandbox was silent for 0 s");
+    assert_eq!(answer.error(), want);
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+
+    // While the request still comes the server is not silent: it listens.
+    let port = server(mirror).await;
+    let host = world.link("web", port).await;
+    let pieces = futures_util::stream::unfold(0, |number| async move {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        (number < 8).then(|| (Ok::<_, Infallible>(Frame::data(Bytes::from("x"))), number + 1))
+    });
+    let request = Request::builder()
+        .method("POST")
+        .uri("/")
+        .header("host", host)
+        .body(StreamBody::new(Box::pin(pieces)))
+        .unwrap();
+    let answer = world.send(request).await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.value_text().ends_with("xxxxxxxx"), "{:?}", answer.body);
+}
+
+/// An answer that begins and does not go on is cut, and lets go of the sandbox; also where its client does not read.
+#[tokio::test]
+async fn an_answer_that_stops_flowing_is_cut() {
+    let limits = EdgeLimits { idle: Duration::from_millis(300), ..EdgeLimits::default() };
+    let world = World::with(limits).await;
+    world.sandbox("web").await;
+    let port = server(|_| async {
+        let pieces = futures_util::stream::iter([Ok::<_, Infallible>(Frame::data("one".into()))]);
+        Response::new(StreamBody::new(pieces.chain(futures_util::stream::pending())))
+    })
+    .await;
+    let host = world.link("web", port).await;
+    let mut body = world.open(get(&host, "/")).await.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "one");
+    assert!(body.frame().await.unwrap().is_err(), "a cut answer must not look whole");
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+
+    let endless = server(|_| async {
+        let piece = Bytes::from(vec![b'x'; 1 << 20]);
+        let piece = move || Ok::<_, Infallible>(Frame::data(piece.clone()));
+        Response::new(StreamBody::new(futures_util::stream::iter(std::iter::repeat_with(piece))))
+    })
+    .await;
+    let host = world.link("web", endless).await;
+    let _unread = world.open(get(&host, "/")).await;
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+/// A machine that ends says no word on its connections: whoever waits on one is told at once.
+#[tokio::test]
+async fn the_end_of_a_machine_ends_what_is_connected_to_it() {
+    let world = World::new().await;
+    let web = world.sandbox("web").await;
+    let port = silent_server().await;
+    let host = world.link("web", port).await;
+    let asked = tokio::spawn({
+        let (connection, request) = (world.connect().await, get_json(&host));
+        async move { Answer::read(send_over(connection, request).await).await }
+    });
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 1).await.unwrap();
+    // Said again until it is heard: the request may not have been passed on yet.
+    while !asked.is_finished() {
+        world.fake.say(&web.id, "sandbox.stopped", "rebooted");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let want = format!(
+        "502 bad_answer: the sandbox's machine ended before what listens on port {port} had answered"
+    );
+    assert_eq!(asked.await.unwrap().error(), want);
+}
+
+/// An event stream that is open and silent is nothing that anybody waits for.
+#[tokio::test]
+async fn s02_an_open_event_stream_holds_nothing_awake() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = server(|_| async {
+        let first = Ok::<_, Infallible>(Frame::data(Bytes::from("data: 1\n\n")));
+        let first = futures_util::stream::iter([first]);
+        let body = StreamBody::new(first.chain(futures_util::stream::pending()));
+        let kind = "text/event-stream; charset=utf-8";
+        Response::builder().header("content-type", kind).body(body).unwrap()
+    })
+    .await;
+    let host = world.link("web", port).await;
+    let mut body = world.open(get(&host, "/")).await.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "data: 1\n\n");
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+    drop(body);
+
+    // On an awake port it is a connection like any other.
+    world.call("PATCH", "/v1/sandboxes/web", format!(r#"{{"awake_ports": [{port}]}}"#)).await;
+    let body = world.open(get(&host, "/")).await.into_body();
+    world.fake.awake_connections.subscribe().wait_for(|open| *open == 1).await.unwrap();
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+    drop(body);
+    world.fake.awake_connections.subscribe().wait_for(|open| *open == 0).await.unwrap();
 }
 
 #[tokio::test]
@@ -284,9 +488,94 @@ async fn web_sockets_pass_and_do_not_hold() {
         socket.send(message.clone()).await.unwrap();
         assert_eq!(socket.next().await.unwrap().unwrap(), message);
     }
-    assert_eq!(*world.fake.holds.borrow(), 0, "an open WebSocket keeps nothing awake by itself");
+    // Held while its client sends and for a moment after, not for being open.
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+    // Asleep again, open all the while: the next message is a need of its own.
+    world.call("POST", "/v1/sandboxes/web/sleep", "").await;
+    let message = Message::Binary(b"still there".to_vec().into());
+    socket.send(message.clone()).await.unwrap();
+    assert_eq!(socket.next().await.unwrap().unwrap(), message);
+    assert_eq!(world.fake.wakes(&world.fake.ids()[0]), 2);
     socket.close(None).await.unwrap();
     echo.await.unwrap();
+}
+
+/// A WebSocket server that echoes.
+async fn echo_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(async move {
+                let mut socket = tokio_tungstenite::accept_async(stream).await.unwrap();
+                while let Some(Ok(message)) = socket.next().await {
+                    if !message.is_close() && !message.is_ping() {
+                        socket.send(message).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn s04_connections_to_awake_ports_are_counted_while_they_are_open() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = echo_server().await;
+    let host = world.link("web", port).await;
+    let open = async || {
+        let request = format!("ws://{host}/").into_client_request().unwrap();
+        tokio_tungstenite::client_async(request, world.connect().await).await.unwrap().0
+    };
+    let counted = async |wanted: usize| {
+        let mut open = world.fake.awake_connections.subscribe();
+        open.wait_for(|open| *open == wanted).await.unwrap();
+    };
+    let (first, second) = (open().await, open().await);
+    // Open before the setting: it takes effect at once, both ways.
+    let set = async |ports: &str| {
+        let body = format!(r#"{{"awake_ports": {ports}}}"#);
+        assert_eq!(world.call("PATCH", "/v1/sandboxes/web", body).await.status, 200);
+    };
+    set(&format!("[9, {port}]")).await;
+    counted(2).await;
+    set("[9]").await;
+    counted(0).await;
+    set(&format!("[{port}]")).await;
+    counted(2).await;
+    drop(first);
+    counted(1).await;
+    // A connection whose machine has ended is none.
+    let id = world.fake.ids()[0].clone();
+    world.fake.say(&id, "sandbox.stopped", "rebooted");
+    counted(0).await;
+    drop(second);
+}
+
+#[tokio::test]
+async fn s04_a_connection_on_which_nothing_flows_is_closed() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let port = echo_server().await;
+    let host = world.link("web", port).await;
+    let body = r#"{"connection_idle_seconds": 1}"#;
+    assert_eq!(world.call("PATCH", "/v1/sandboxes/web", body).await.status, 200);
+    let request = format!("ws://{host}/").into_client_request().unwrap();
+    let mut socket =
+        tokio_tungstenite::client_async(request, world.connect().await).await.unwrap().0;
+    let begun = std::time::Instant::now();
+    // Bytes in either direction put it off.
+    for _ in 0..4 {
+        tokio::time::sleep(Duration::from_millis(400)).await;
+        socket.send(Message::Ping(Bytes::new())).await.unwrap();
+        assert!(socket.next().await.unwrap().is_ok());
+    }
+    assert!(socket.next().await.is_none_or(|message| message.is_err()), "it was not closed");
+    let lasted = begun.elapsed();
+    assert!(lasted > Duration::from_millis(2500), "closed after {lasted:?}");
 }
 
 #[tokio::test]

@@ -90,21 +90,86 @@ async fn a_slow_reader_misses_nothing() {
 }
 
 #[tokio::test]
-async fn all_timelines_at_once() {
+async fn all_timelines_at_once_and_on_from_a_cut() {
     let world = World::new().await;
     let mut events = stream(&world, "/v1/events", &[]).await;
     let (web, api) = (world.sandbox("web").await, world.sandbox("api").await);
-    let mut ids = Vec::new();
+    let mut told = Vec::new();
     for _ in 0..4 {
-        ids.push(events.next().await.unwrap().0);
+        told.push(events.next().await.unwrap());
     }
-    let want = [
-        format!("{}/1", web.id),
-        format!("{}/2", web.id),
-        format!("{}/1", api.id),
-        format!("{}/2", api.id),
-    ];
-    assert_eq!(ids, want);
+    let seen: Vec<_> = told.iter().map(|(_, event)| (&event.sandbox_id, event.seq)).collect();
+    assert_eq!(seen, [(&web.id, 1), (&web.id, 2), (&api.id, 1), (&api.id, 2)]);
+    drop(events);
+    world.fake.say(&web.id, "sandbox.updated", "missed");
+    let after = &told[1].0;
+    let path = format!("/v1/events?after={after}");
+    for (path, header) in [("/v1/events", Some(after.as_str())), (path.as_str(), None)] {
+        let header: Vec<_> = header.into_iter().map(|id| ("last-event-id", id)).collect();
+        let mut events = stream(&world, path, &header).await;
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let (_, event) = events.next().await.unwrap();
+            seen.push((event.sandbox_id, event.seq));
+        }
+        assert_eq!(seen, [(api.id.clone(), 1), (api.id.clone(), 2), (web.id.clone(), 3)]);
+    }
+    let bad = world.call("GET", "/v1/events?after=7", "").await.error();
+    assert_eq!(bad, "400 invalid_request after: not the id of an event of this stream");
+}
+
+/// Nothing is skipped in silence: what the journal does not have any more, or never had, is said to be missing.
+#[tokio::test]
+async fn what_a_stream_of_all_has_lost_is_told_in_its_place() {
+    let mut world = World::new().await;
+    let web = world.sandbox("web").await;
+    let mut events = stream(&world, "/v1/events", &[]).await;
+    // More at once than the host's channel holds: the journal itself has a gap.
+    for number in 0..1000 {
+        world.fake.say(&web.id, "sandbox.updated", &number.to_string());
+    }
+    let (mut seen, mut missing, mut last) = (0, 0, String::new());
+    while seen + missing < 1000 {
+        let (id, kind, data) = events.next_raw().await.unwrap();
+        match kind.as_str() {
+            "events.lost" => missing += data["missing"].as_u64().unwrap(),
+            "sandbox.updated" => seen += 1,
+            // Of its making.
+            _ => {}
+        }
+        last = id;
+    }
+    assert!(missing > 0, "the fake's channel took a thousand events");
+    assert_eq!(seen + missing, 1000);
+    drop(events);
+
+    world.restart().await;
+    let mut events = stream(&world, "/v1/events", &[("last-event-id", &last)]).await;
+    let (id, kind, data) = events.next_raw().await.unwrap();
+    assert_eq!((kind.as_str(), &data["missing"]), ("events.lost", &serde_json::Value::Null));
+    drop(events);
+    // And from there it goes on.
+    let mut events = stream(&world, "/v1/events", &[("last-event-id", &id)]).await;
+    world.fake.say(&web.id, "sandbox.updated", "new");
+    assert_eq!(events.next().await.unwrap().1.text, "new");
+}
+
+/// A timeline keeps its newest entries only.
+#[tokio::test]
+async fn entries_that_are_not_kept_any_more_are_told_to_be_missing() {
+    let world = World::new().await;
+    let web = world.sandbox("web").await;
+    for number in 3..=10 {
+        world.fake.say(&web.id, "sandbox.updated", &number.to_string());
+    }
+    world.fake.forget(&web.id, 6);
+    let mut events = stream(&world, "/v1/sandboxes/web/events?stream=true&after=2", &[]).await;
+    let (id, lost) = events.next().await.unwrap();
+    assert_eq!((id.as_str(), lost.kind.as_str()), ("6", "events.lost"));
+    assert_eq!(lost.data["missing"], 4);
+    for seq in 7..=10 {
+        assert_eq!(events.next().await.unwrap().1.seq, seq);
+    }
 }
 
 #[tokio::test]

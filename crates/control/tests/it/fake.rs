@@ -14,8 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
-    Answer, Caller, Change, Connection, Hold, Host, Known, Log, NewFork, NewSandbox, OutputEvent,
-    OutputFrom,
+    Answer, Caller, Change, Connection, ConnectionRules, Hold, HoldKind, Host, Known, Log, NewFork,
+    NewSandbox, OutputEvent, OutputFrom,
 };
 use api::sandbox::{AwakeReason, PolicyPatch, Sandbox, SleepTier, Status};
 use api::{ApiError, Code, Event, SandboxId};
@@ -39,6 +39,8 @@ pub(crate) struct Fake {
     pub(crate) waiting: watch::Sender<usize>,
     /// Holds that live.
     pub(crate) holds: Arc<watch::Sender<usize>>,
+    /// Connections to awake ports.
+    pub(crate) awake_connections: Arc<watch::Sender<usize>>,
     /// Creates and forks that reached the host.
     pub(crate) makes: AtomicUsize,
     /// The next create or fork fails with this.
@@ -71,6 +73,7 @@ impl Fake {
             gate: watch::channel(true).0,
             waiting: watch::channel(0).0,
             holds: Arc::new(watch::channel(0).0),
+            awake_connections: Arc::new(watch::channel(0).0),
             makes: AtomicUsize::new(0),
             fail_make: Mutex::new(None),
             port_retries: AtomicUsize::new(0),
@@ -82,7 +85,7 @@ impl Fake {
         let mut state = self.state();
         let one = state.get_mut(id).unwrap();
         let event = Event {
-            seq: one.timeline.len() as u64 + 1,
+            seq: one.timeline.last().map_or(1, |event| event.seq + 1),
             at: AT.into(),
             sandbox_id: id.clone(),
             kind: kind.into(),
@@ -92,6 +95,11 @@ impl Fake {
         one.timeline.push(event.clone());
         // Nobody may be watching.
         let _ = self.events.send(event);
+    }
+
+    /// Forgets the entries of a timeline up to this one.
+    pub(crate) fn forget(&self, id: &SandboxId, seq: u64) {
+        self.state().get_mut(id).unwrap().timeline.retain(|event| event.seq > seq);
     }
 
     /// All ids.
@@ -247,6 +255,8 @@ impl Host for Fake {
             sleep_after_seconds: Some(30),
             memory_tier_seconds: 300,
             awake_ports: Vec::new(),
+            awake_connections: 0,
+            connection_idle_seconds: None,
             sleep_hold_max_ms: 30_000,
             sleep_notice_ms: None,
         };
@@ -347,11 +357,24 @@ impl Host for Fake {
     async fn hold(
         &self,
         id: &SandboxId,
+        kind: HoldKind,
         caller: Caller,
     ) -> Result<Answer<Box<dyn Hold>>, ApiError> {
         let woke_ms = self.wake(id, &caller.what).await?;
-        self.holds.send_modify(|holds| *holds += 1);
-        Ok(Answer { value: Box::new(FakeHold(Arc::clone(&self.holds))), woke_ms })
+        let count = match kind {
+            HoldKind::Request => &self.holds,
+            HoldKind::AwakeConnection => &self.awake_connections,
+        };
+        count.send_modify(|holds| *holds += 1);
+        Ok(Answer { value: Box::new(FakeHold(Arc::clone(count))), woke_ms })
+    }
+
+    fn connection_rules(&self, id: &SandboxId, port: u16) -> Result<ConnectionRules, ApiError> {
+        let sandbox = self.known(id)?.sandbox;
+        Ok(ConnectionRules {
+            keeps_awake: sandbox.awake_ports.contains(&port),
+            idle: sandbox.connection_idle_seconds.map(std::time::Duration::from_secs),
+        })
     }
 
     async fn connect(
@@ -728,6 +751,9 @@ fn set_policy(sandbox: &mut Sandbox, policy: PolicyPatch) {
     }
     if let Some(ports) = policy.awake_ports {
         sandbox.awake_ports = ports;
+    }
+    if let Some(seconds) = policy.connection_idle_seconds {
+        sandbox.connection_idle_seconds = seconds;
     }
     if let Some(ms) = policy.sleep_hold_max_ms {
         sandbox.sleep_hold_max_ms = ms;

@@ -137,7 +137,8 @@ async fn a_crash_in_between_makes_one_sandbox() {
             assert_eq!(world.fake.list().await.len(), 0);
         }
         world.data = copy;
-        let server = crate::client::start(&world.fake, &world.data).await;
+        let server =
+            crate::client::start(&world.fake, &world.data, control::EdgeLimits::default()).await;
         world.address = server.address();
         world.server = Some(server);
 

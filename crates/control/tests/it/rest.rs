@@ -484,6 +484,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         listen: "127.0.0.1:0".into(),
         domain: "localhost".into(),
         public_url: None,
+        edge: control::EdgeLimits::default(),
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {
         panic!("two daemons on one folder");

@@ -91,6 +91,7 @@ pub(crate) async fn update(
         sleep_after_seconds,
         memory_tier_seconds,
         awake_ports,
+        connection_idle_seconds,
         sleep_hold_max_ms,
         sleep_notice_ms,
     } = policy(arguments.policy);
@@ -100,6 +101,7 @@ pub(crate) async fn update(
         sleep_after_seconds,
         memory_tier_seconds,
         awake_ports,
+        connection_idle_seconds,
         sleep_hold_max_ms,
         sleep_notice_ms,
     };
@@ -179,6 +181,7 @@ pub(crate) fn new_sandbox(
         sleep_after_seconds: policy.sleep_after_seconds,
         memory_tier_seconds: policy.memory_tier_seconds,
         awake_ports: policy.awake_ports,
+        connection_idle_seconds: policy.connection_idle_seconds,
         sleep_hold_max_ms: policy.sleep_hold_max_ms,
         sleep_notice_ms: policy.sleep_notice_ms,
     }
@@ -216,6 +219,7 @@ fn policy(arguments: PolicyArgs) -> PolicyPatch {
         sleep_after_seconds: arguments.sleep_after_seconds.map(|seconds| seconds.0),
         memory_tier_seconds: arguments.memory_tier_seconds,
         awake_ports: arguments.awake_ports,
+        connection_idle_seconds: arguments.connection_idle_seconds.map(|seconds| seconds.0),
         sleep_hold_max_ms: arguments.sleep_hold_max_ms,
         sleep_notice_ms: arguments.sleep_notice_ms.map(|ms| ms.0),
     }
@@ -241,7 +245,7 @@ fn print_changed(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
 
 /// Everything a person asks about one, most important first.
 fn print(sandbox: &Sandbox) -> Result<(), Problem> {
-    let line = |label: &str, text: &str| show::data(&format!("{label:<11}{text}"));
+    let line = |label: &str, text: &str| show::data(&format!("{label:<12}{text}"));
     line("name", &sandbox.name)?;
     line("id", sandbox.id.as_str())?;
     line("status", &format!("{} since {}", status_text(sandbox), show::time(&sandbox.since)))?;
@@ -266,6 +270,11 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
         seconds => format!("in memory for {}, then on disk", show::seconds(seconds)),
     };
     line("how", &tier)?;
+    if !sandbox.awake_ports.is_empty() {
+        let ports: Vec<String> = sandbox.awake_ports.iter().map(u16::to_string).collect();
+        let open = sandbox.awake_connections;
+        line("awake ports", &format!("{} ({open} connections)", ports.join(", ")))?;
+    }
     if let Some(cause) = &sandbox.woke_because {
         line("woken by", cause)?;
     }

@@ -39,6 +39,7 @@ impl World {
             listen: "127.0.0.1:0".into(),
             domain: "localhost".into(),
             public_url: Some("http://localhost:8420".into()),
+            edge: control::EdgeLimits::default(),
         };
         self.server = Some(control::serve(Arc::clone(&self.fake) as _, settings).await.unwrap());
     }

@@ -18,7 +18,7 @@ pub(crate) mod work;
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use api::host::{Change, Known};
 use api::sandbox::SleepTier;
@@ -61,6 +61,8 @@ pub(crate) enum Message {
     },
     /// Such a call has ended.
     CallEnded(CallKind),
+    /// Bytes flowed that are no packets on its link, and count like them.
+    Flowed,
     /// Put to sleep now.
     Sleep { tier: Option<SleepTier>, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Boot anew.
@@ -109,6 +111,34 @@ pub(crate) struct CallGuard {
 
 impl api::host::Hold for CallGuard {}
 
+/// How often it is told that bytes flow: as often as packets are asked for.
+const FLOW_EVERY: Duration = Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+
+/// Tells a sandbox's task that bytes flow which are no packets on its link.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    messages: mpsc::UnboundedSender<Message>,
+    told: Option<Instant>,
+}
+
+impl Flow {
+    /// Some flow now.
+    pub(crate) fn bytes(&mut self) {
+        if self.told.is_none_or(|told| told.elapsed() >= FLOW_EVERY) {
+            self.told = Some(Instant::now());
+            // The task is gone only with the sandbox: then nobody counts any more.
+            let _ = self.messages.send(Message::Flowed);
+        }
+    }
+}
+
+impl CallGuard {
+    /// For a connection that outlives its call.
+    pub(crate) fn flow(&self) -> Flow {
+        Flow { messages: self.messages.clone(), told: None }
+    }
+}
+
 impl Drop for CallGuard {
     fn drop(&mut self) {
         // The task is gone only with the sandbox: then nobody counts calls any more.
@@ -132,6 +162,11 @@ impl Handle {
     /// Its manifest, as it stands.
     pub(crate) fn manifest(&self) -> crate::manifest::Manifest {
         self.record.get()
+    }
+
+    /// What is durable about it.
+    pub(crate) fn record(&self) -> &Record {
+        &self.record
     }
 
     /// Its files.

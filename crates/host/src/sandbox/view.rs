@@ -60,6 +60,8 @@ pub(crate) fn known(
         sleep_after_seconds: manifest.policy.sleep_after_seconds,
         memory_tier_seconds: manifest.policy.memory_tier_seconds,
         awake_ports: manifest.policy.awake_ports.clone(),
+        awake_connections: core.calls(lifecycle::CallKind::AwakeConnection),
+        connection_idle_seconds: manifest.policy.connection_idle_seconds,
         sleep_hold_max_ms: manifest.policy.sleep_hold_max_ms,
         sleep_notice_ms: manifest.policy.sleep_notice_ms,
     };

@@ -21,6 +21,7 @@ impl Task {
         match message {
             Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
             Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
+            Message::Flowed => self.core.handle_packets(now),
             Message::Sleep { tier, reply } => {
                 let tier = tier
                     .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
