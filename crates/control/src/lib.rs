@@ -29,6 +29,7 @@ mod openapi;
 mod reconcile;
 mod routes;
 mod server;
+mod socket;
 mod validate;
 
 use std::path::PathBuf;
@@ -43,6 +44,7 @@ pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DE
 pub use failure::Failure;
 pub use openapi::document as openapi;
 pub use server::{ServeError, Server, serve};
+pub use socket::SocketPath;
 
 /// File in the data folder on which the interface listens for local programs.
 pub const SOCKET_FILE: &str = "dormouse.sock";

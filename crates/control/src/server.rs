@@ -30,6 +30,7 @@ use crate::edge::{Links, Machines};
 use crate::failure::{ErrorCode, chain};
 use crate::journal::Journal;
 use crate::make::Making;
+use crate::socket::SocketPath;
 use crate::{
     App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, routes,
 };
@@ -377,7 +378,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
                 "something else has this name",
             ));
         }
-        if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        if std::os::unix::net::UnixStream::connect(SocketPath::to(path)?.path()).is_ok() {
             return Err(io::Error::new(
                 io::ErrorKind::AddrInUse,
                 "another daemon serves this data folder",
@@ -391,7 +392,7 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let listener = UnixListener::bind(&draft)?;
+    let listener = UnixListener::bind(SocketPath::to(&draft)?.path())?;
     std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&draft, path)?;
     Ok(listener)

@@ -1,6 +1,6 @@
 //! Talking to the daemon, over its local socket or over the network.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use api::ApiError;
 use bytes::Bytes;
@@ -169,7 +169,7 @@ impl Client {
 
     async fn connect(&self) -> Result<Box<dyn Stream>, Problem> {
         match &self.endpoint {
-            Endpoint::Socket(path) => match UnixStream::connect(path).await {
+            Endpoint::Socket(path) => match connect_local(path).await {
                 Ok(stream) => Ok(Box::new(stream)),
                 Err(error) => {
                     let place = path.display();
@@ -196,6 +196,11 @@ impl Client {
             },
         }
     }
+}
+
+async fn connect_local(path: &Path) -> std::io::Result<UnixStream> {
+    let way = control::SocketPath::to(path)?;
+    UnixStream::connect(way.path()).await
 }
 
 /// Reads a body as JSON.

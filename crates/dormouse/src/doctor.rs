@@ -1,6 +1,7 @@
 //! What this machine lacks to run sandboxes, and how to get it.
 //!
-//! Looks only: nothing is changed. Exit code 1 if something that is needed is missing.
+//! Looks only: nothing is changed. Exit code 1 if something that is needed is missing. What this user may not look at is said to
+//! be unknown, not missing: root knows.
 
 use std::fs;
 use std::io;
@@ -45,6 +46,8 @@ enum State {
     Note,
     /// Sandboxes do not work without.
     Missing,
+    /// This user may not look.
+    Unknown,
 }
 
 pub(crate) async fn doctor(
@@ -68,6 +71,7 @@ pub(crate) async fn doctor(
             cgroups(),
             open_files(),
             image(&images),
+            passage(&data, &images),
             disk(&data),
             daemon(&data),
         ]
@@ -83,6 +87,7 @@ pub(crate) async fn doctor(
                 State::Ok => "ok     ",
                 State::Note => "note   ",
                 State::Missing => "MISSING",
+                State::Unknown => "unknown",
             };
             show::data(&format!("{sign}  {check:<16} {text}"))?;
             if let Some(hint) = hint {
@@ -105,11 +110,7 @@ fn root() -> Finding {
     if rustix::process::geteuid().is_root() {
         return ok(check, "root");
     }
-    missing(
-        check,
-        "not root: taps, rules and guests' users cannot be made",
-        "run `dormouse serve` as root",
-    )
+    unknown(check, "not root, who runs the daemon: what only root may look at is unknown here")
 }
 
 fn qemu() -> Finding {
@@ -171,6 +172,9 @@ fn tun() -> Finding {
     let check = "/dev/net/tun";
     match fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun") {
         Ok(_) => ok(check, "can be opened"),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            unknown(check, "this user may not open it")
+        }
         Err(error) => missing(check, error.to_string(), "modprobe tun"),
     }
 }
@@ -219,10 +223,45 @@ fn open_files() -> Finding {
 
 fn image(images: &Path) -> Finding {
     let check = "image";
+    if let Err(error) = fs::read_dir(images)
+        && error.kind() == io::ErrorKind::PermissionDenied
+    {
+        return unknown(check, format!("this user may not look into {}", images.display()));
+    }
     match host::images::find_default(images) {
         Ok(image) => ok(check, format!("default is {}", image.id().as_str())),
         Err(error) => missing(check, format!("no default image: {error}"), "dormouse images build"),
     }
+}
+
+/// Whether QEMU's account gets to what it opens.
+fn passage(data: &Path, images: &Path) -> Finding {
+    let check = "way";
+    for path in [data, images] {
+        match host::passage::closed_to_others(path) {
+            Ok(None) => {}
+            Ok(Some(closed)) => {
+                let folder = closed.folder.display();
+                let text = format!(
+                    "QEMU's account cannot enter {folder} (mode {:04o}) on the way to {}",
+                    closed.mode,
+                    path.display()
+                );
+                return missing(check, text, format!("chmod o+x {folder}, or another data folder"));
+            }
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return unknown(check, format!("this user may not go to {}", path.display()));
+            }
+            Err(error) => {
+                return missing(
+                    check,
+                    format!("{}: {error}", path.display()),
+                    "look at the folder",
+                );
+            }
+        }
+    }
+    ok(check, "QEMU's account can enter every folder on its way")
 }
 
 fn disk(data: &Path) -> Finding {
@@ -251,7 +290,11 @@ fn disk(data: &Path) -> Finding {
 fn daemon(data: &Path) -> Finding {
     let check = "daemon";
     let socket = data.join(control::SOCKET_FILE);
-    match std::os::unix::net::UnixStream::connect(&socket) {
+    let way = control::SocketPath::to(&socket);
+    match way.and_then(|way| std::os::unix::net::UnixStream::connect(way.path())) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            unknown(check, format!("this user may not ask at {}", socket.display()))
+        }
         Ok(_) => ok(check, format!("answers at {}", socket.display())),
         Err(error) => {
             note(check, format!("none at {}: {error}", socket.display()), "dormouse serve")
@@ -283,6 +326,11 @@ fn note(
     hint: impl Into<Option<&'static str>>,
 ) -> Finding {
     Finding { check, state: State::Note, text: text.into(), hint: hint.into().map(str::to_owned) }
+}
+
+fn unknown(check: &'static str, text: impl Into<String>) -> Finding {
+    let hint = Some("run `dormouse doctor` as root".to_owned());
+    Finding { check, state: State::Unknown, text: text.into(), hint }
 }
 
 fn missing(check: &'static str, text: impl Into<String>, hint: impl Into<String>) -> Finding {

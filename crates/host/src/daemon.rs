@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use vmm::qemu::{DiscoverError, Known, Places};
 use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
-use crate::network::{Network, Subnet};
+use crate::network::{Network, Subnet, SubnetHold, SubnetTaken};
+use crate::passage;
 use crate::recovery;
 use crate::sandbox::Handle;
 use crate::sandbox::work::chain;
@@ -55,6 +56,23 @@ pub enum StartError {
         /// The other daemon, if it could write its number down.
         pid: Option<u32>,
     },
+    /// QEMU could not get to its files.
+    #[error(
+        "QEMU runs as an account of its own and cannot enter the folder {} (mode {mode:04o}) on the way to {}; \
+         `chmod o+x` it, or choose a folder elsewhere",
+        folder.display(), path.display()
+    )]
+    Closed {
+        /// The folder that others may not enter.
+        folder: PathBuf,
+        /// Its mode.
+        mode: u32,
+        /// Where QEMU must get to.
+        path: PathBuf,
+    },
+    /// Another daemon uses the subnet.
+    #[error(transparent)]
+    Subnet(#[from] SubnetTaken),
     /// No usable QEMU.
     #[error("no usable QEMU")]
     Qemu(#[from] DiscoverError),
@@ -72,6 +90,7 @@ pub struct Daemon {
     pub(crate) terminals: Terminals,
     sandboxes: RwLock<HashMap<SandboxId, Handle>>,
     _dns: Option<Dns>,
+    _subnet: SubnetHold,
     _lock: File,
 }
 
@@ -80,6 +99,9 @@ impl Daemon {
     pub async fn start(settings: Settings) -> Result<Arc<Self>, StartError> {
         prepare_folders(&settings)?;
         let lock = hold(&settings.data).await?;
+        look_for_passage(&settings)?;
+        let subnet = Subnet::new(settings.subnet);
+        let subnet_hold = SubnetHold::take(subnet).await?;
         let qemu = discover(&settings).await?;
         tracing::info!(
             version = %qemu.version(),
@@ -87,7 +109,6 @@ impl Daemon {
             tsc_khz = qemu.tsc_khz(),
             "QEMU found"
         );
-        let subnet = Subnet::new(settings.subnet);
         let network = Network::set_up(subnet).await.map_err(StartError::Network)?;
         // Without a name server guests still work; something else may hold the port.
         let dns = match Dns::start(subnet.gateway()).await {
@@ -110,7 +131,7 @@ impl Daemon {
         });
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
-        let found = recovery::recover(&ground, &events, &gone, dns.is_some()).await?;
+        let found = recovery::recover(&ground, &events, &gone).await?;
         let terminals = Terminals::default();
         terminals.recover(&found.values().cloned().collect::<Vec<_>>(), &events);
         let sandboxes = RwLock::new(found);
@@ -122,6 +143,7 @@ impl Daemon {
             terminals,
             sandboxes,
             _dns: dns,
+            _subnet: subnet_hold,
             _lock: lock,
         });
         let weak = Arc::downgrade(&daemon);
@@ -189,6 +211,21 @@ fn prepare_folders(settings: &Settings) -> Result<(), StartError> {
         // Guests' accounts pass through to their own files, and see nothing on the way.
         std::fs::set_permissions(dir, Permissions::from_mode(0o711))
             .map_err(fail("set permissions of", dir))?;
+    }
+    Ok(())
+}
+
+/// Looks whether guests' accounts can get to all that their QEMUs open.
+fn look_for_passage(settings: &Settings) -> Result<(), StartError> {
+    for path in [settings.sandboxes_dir(), settings.images_dir(), settings.templates_dir()] {
+        match passage::closed_to_others(&path) {
+            Ok(None) => {}
+            Ok(Some(closed)) => {
+                let passage::Closed { folder, mode } = closed;
+                return Err(StartError::Closed { folder, mode, path });
+            }
+            Err(error) => return Err(fail("look for the way to", &path)(error)),
+        }
     }
     Ok(())
 }

@@ -13,6 +13,7 @@
 //! | [`guest`] | the link to the agent in a guest |
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
 //! | [`timeline`], [`sandbox_log`] | what happened to a sandbox; what the daemon logged about it |
+//! | [`passage`] | whether QEMU's account can get to its files |
 //! | `loopback` | connections to ports that only the guest itself reaches |
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ pub mod images;
 mod loopback;
 pub mod manifest;
 pub mod network;
+pub mod passage;
 mod phases;
 mod record;
 mod recovery;

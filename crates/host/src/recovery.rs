@@ -55,7 +55,6 @@ pub(crate) async fn recover(
     ground: &Arc<Ground>,
     events: &broadcast::Sender<Event>,
     gone: &mpsc::UnboundedSender<SandboxId>,
-    alone: bool,
 ) -> Result<HashMap<SandboxId, Handle>, StartError> {
     let dir = ground.settings.sandboxes_dir();
     let fail =
@@ -90,10 +89,7 @@ pub(crate) async fn recover(
             }
         }
     }
-    // Those of another daemon on this network are not stray.
-    if alone {
-        remove_stray_taps(ground, &handles).await;
-    }
+    remove_stray_taps(ground, &handles).await;
     Ok(handles)
 }
 
@@ -409,7 +405,7 @@ async fn remove_stray_taps(ground: &Ground, handles: &HashMap<SandboxId, Handle>
     for handle in handles.values() {
         kept.push(handle.tap_name(ground.subnet));
     }
-    match crate::network::remove_taps_except(&kept).await {
+    match crate::network::remove_taps_except(ground.subnet, &kept).await {
         Ok(0) => {}
         Ok(count) => tracing::info!(count, "taps without a sandbox removed"),
         Err(error) => tracing::error!(%error, "taps without a sandbox not removed"),

@@ -43,7 +43,7 @@ impl Settings {
             templates: None,
             qemu: None,
             name: "local".to_owned(),
-            subnet: Ipv4Addr::new(10, 118, 0, 0),
+            subnet: crate::network::SUBNET_DEFAULT,
             uid_base: 1_880_000_000,
             memory_tier: MEMORY_TIER_DEFAULT,
             port_retry: PORT_RETRY_DEFAULT,

@@ -60,14 +60,14 @@ pub(crate) enum Arrival {
 impl Port {
     /// The tap of a slot, made when missing, with its address and route.
     pub(crate) fn open(subnet: Subnet, slot: u32) -> io::Result<Self> {
-        let name = Subnet::tap(slot);
+        let name = subnet.tap(slot);
         let tap = Tap::create(&name).map_err(io::Error::other)?;
         Self::with(tap, subnet, slot)
     }
 
     /// The tap of a slot, shared with the living QEMU that holds it.
     pub(crate) fn shared_with(process: &ProcessId, subnet: Subnet, slot: u32) -> io::Result<Self> {
-        let name = Subnet::tap(slot);
+        let name = subnet.tap(slot);
         Self::with(Tap::take(process, &name).map_err(io::Error::other)?, subnet, slot)
     }
 

@@ -8,7 +8,10 @@
 //! takes it away again.
 
 pub mod dns;
+mod hold;
 mod rules;
+
+pub(crate) use hold::{SubnetHold, SubnetTaken};
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -18,8 +21,12 @@ use std::process::Stdio;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// Begins the name of every tap; the rules name all of them by it. At most 9 characters, as names have 15.
+/// Begins the name of every tap of the default subnet; the rules name all of them by it. At most 9 characters, as names
+/// have 15.
 pub const TAP_PREFIX: &str = "dmouse";
+
+/// The first address of the subnet that is used unless another is chosen.
+pub const SUBNET_DEFAULT: Ipv4Addr = Ipv4Addr::new(10, 118, 0, 0);
 
 /// Hardware address of the host's end of every tap (locally administered).
 pub const GATEWAY_MAC: [u8; 6] = [0x02, 0x64, 0x6d, 0, 0, 1];
@@ -31,7 +38,7 @@ pub const FIRST_SLOT: u32 = 2;
 pub const SLOT_END: u32 = 65_535;
 
 /// Where sandboxes get their addresses from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Subnet(Ipv4Addr);
 
 impl Subnet {
@@ -58,8 +65,26 @@ impl Subnet {
     }
 
     /// Name of a slot's tap.
-    pub fn tap(slot: u32) -> String {
-        format!("{TAP_PREFIX}{slot}")
+    pub fn tap(self, slot: u32) -> String {
+        format!("{}{slot}", self.tap_prefix())
+    }
+
+    /// Begins the name of every tap, and of no tap of another subnet: each has a daemon of its own.
+    pub fn tap_prefix(self) -> String {
+        if self == Self::new(SUBNET_DEFAULT) {
+            return TAP_PREFIX.to_owned();
+        }
+        let [a, b, _, _] = self.0.octets();
+        format!("dm{a:02x}{b:02x}-")
+    }
+
+    /// Name of its table of rules.
+    fn table(self) -> String {
+        if self == Self::new(SUBNET_DEFAULT) {
+            return "dormouse".to_owned();
+        }
+        let [a, b, _, _] = self.0.octets();
+        format!("dormouse_{a}_{b}")
     }
 }
 
@@ -82,7 +107,7 @@ impl Network {
 
     /// Takes away what `set_up` made, save forwarding (others may need it by now).
     pub async fn undo(subnet: Subnet) -> io::Result<()> {
-        run("nft", &["-f", "-"], rules::REMOVE).await?;
+        run("nft", &["-f", "-"], &rules::remove(subnet)).await?;
         let gateway = format!("{}/32", subnet.gateway());
         run("ip", &["address", "del", &gateway, "dev", "lo"], "").await
     }
@@ -93,12 +118,13 @@ impl Network {
     }
 }
 
-/// Removes our taps but those named; answers how many.
-pub(crate) async fn remove_taps_except(kept: &[String]) -> io::Result<usize> {
+/// Removes the taps of a subnet but those named; answers how many.
+pub(crate) async fn remove_taps_except(subnet: Subnet, kept: &[String]) -> io::Result<usize> {
+    let prefix = subnet.tap_prefix();
     let mut removed = 0;
     for entry in std::fs::read_dir("/proc/sys/net/ipv4/conf")? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let number = name.strip_prefix(TAP_PREFIX).and_then(|rest| rest.parse::<u32>().ok());
+        let number = name.strip_prefix(&prefix).and_then(|rest| rest.parse::<u32>().ok());
         if number.is_some() && !kept.contains(&name) {
             run("ip", &["link", "delete", &name], "").await?;
             removed += 1;
@@ -148,6 +174,12 @@ mod tests {
         assert_eq!(subnet.address(FIRST_SLOT), Ipv4Addr::new(10, 118, 0, 2));
         assert_eq!(subnet.address(SLOT_END - 1), Ipv4Addr::new(10, 118, 255, 254));
         assert_eq!(subnet.mac(258), [0x06, 0x64, 10, 118, 1, 2]);
-        assert!(Subnet::tap(SLOT_END).len() <= 15);
+        let other = Subnet::new(Ipv4Addr::new(172, 255, 0, 0));
+        for subnet in [subnet, other] {
+            assert!(subnet.tap(SLOT_END).len() <= 15);
+        }
+        assert_eq!(subnet.tap(7), "dmouse7");
+        assert!(!other.tap(7).starts_with(&subnet.tap_prefix()), "{}", other.tap(7));
+        assert_ne!(other.table(), subnet.table());
     }
 }

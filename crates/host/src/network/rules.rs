@@ -4,10 +4,13 @@
 //! host, not another sandbox, no private, link-local or multicast range. From outside nobody reaches a guest; the host
 //! itself does. That a guest uses no address but its own is seen to by strict reverse-path filtering on each tap.
 
-use super::{Subnet, TAP_PREFIX};
+use super::Subnet;
 
 /// Takes the table away, whether it is there or not.
-pub(super) const REMOVE: &str = "add table inet dormouse\ndelete table inet dormouse\n";
+pub(super) fn remove(subnet: Subnet) -> String {
+    let table = subnet.table();
+    format!("add table inet {table}\ndelete table inet {table}\n")
+}
 
 /// Addresses that are not the internet (RFC 6890 and successors).
 const NOT_PUBLIC: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
@@ -15,11 +18,12 @@ const NOT_PUBLIC: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169
 
 /// Replaces the whole table in one transaction.
 pub(super) fn script(subnet: Subnet) -> String {
-    let taps = format!("\"{TAP_PREFIX}*\"");
+    let (remove, table) = (remove(subnet), subnet.table());
+    let taps = format!("\"{}*\"", subnet.tap_prefix());
     let gateway = subnet.gateway();
     let guests = format!("{}/16", subnet.address(0));
     format!(
-        r#"{REMOVE}table inet dormouse {{
+        r#"{remove}table inet {table} {{
   chain spoof {{
     type filter hook prerouting priority raw; policy accept;
     iifname {taps} meta nfproto ipv4 fib saddr . iif oif missing drop

@@ -156,7 +156,7 @@ impl Handle {
     /// Its tap's name.
     pub(crate) fn tap_name(&self, subnet: crate::network::Subnet) -> String {
         let slot = self.address.to_bits() - subnet.address(0).to_bits();
-        crate::network::Subnet::tap(slot)
+        subnet.tap(slot)
     }
 
     /// Its manifest, as it stands.
