@@ -293,5 +293,73 @@ fn s22_a_terminal_outlasts_the_daemon_and_sleep_on_disk() {
         // A restart ends it, and says so.
         lab.ok(&["sandboxes", "restart", "web"]);
         assert_eq!(shell.ends(), Some(125));
+        assert_eq!(lab.json(&["terminals", "list", "web"]), Value::Array(vec![]));
+        // So does a deletion.
+        let mut shell = Pty::start(&lab.command(&["shell", "web"]), 80, 24);
+        until("it is looked at", || {
+            (lab.json(&["terminals", "list", "web"])[0]["viewers"] == 1).then_some(())
+        });
+        lab.ok(&["sandboxes", "delete", "web"]);
+        assert_eq!(shell.ends(), Some(125));
+    });
+}
+
+#[test]
+fn s22_a_terminal_belongs_to_its_user_and_has_what_terminals_have() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        let line = "set -eu; tty; stat -c %U:%G:%a $(tty); echo to-the-tty > /dev/tty; \
+                    stty -echo; stty echo; test -t 0 -a -t 1 -a -t 2; id -un; \
+                    ps -o tpgid= -p $$ | tr -d ' ' | grep -qx $$; echo all-fine";
+        let argv = ["shell", "web", "--user", "nobody", "--", "sh", "-c", line];
+        let mut shell = Pty::start(&lab.command(&argv), 80, 24);
+        for shown in ["/dev/pts/", "nobody:tty:620", "to-the-tty", "nobody", "all-fine"] {
+            shell.shows(shown);
+        }
+        assert_eq!(shell.ends(), Some(0));
+        // Ctrl-C interrupts what runs in the foreground, and Ctrl-D ends the shell.
+        let mut shell = Pty::start(&lab.command(&["shell", "web"]), 80, 24);
+        shell.types("N=7; sleep 1000; echo after-$((N*N))\r");
+        until("it sleeps", || (lab.sh("web", "pgrep -xc sleep || true") == "1").then_some(()));
+        shell.types("\x03");
+        shell.types("echo interrupted-$((N*6))\r");
+        shell.shows("interrupted-42");
+        shell.types("\x04");
+        assert_eq!(shell.ends(), Some(0));
+        let absent = lab.run(&["shell", "web", "--", "true"]);
+        assert_eq!(code(&absent), Some(125), "without a terminal there is none");
+    });
+}
+
+/// How many lines are typed, each while the sandbox falls asleep.
+const TYPED_LINES: u32 = 24;
+
+#[test]
+fn s07_nothing_typed_is_lost_whenever_it_falls_asleep() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        let argv = ["shell", "web", "--", "sh", "-c", "stty -echo; echo ready; cat > /work/typed"];
+        let mut shell = Pty::start(&lab.command(&argv), 80, 24);
+        shell.shows("ready");
+        let mut typed = String::new();
+        for number in 0..TYPED_LINES {
+            let tier = if number % 2 == 0 { "memory" } else { "disk" };
+            let asked = lab.command(&["sandboxes", "sleep", "web", "--tier", tier]);
+            let mut asked = { asked }.stderr(Stdio::null()).spawn().expect("asks");
+            // A key after the other, all the while: some before it sleeps, some during, some after.
+            for key in format!("line {number} of many, and a good deal longer than needed").chars()
+            {
+                typed.push(key);
+                shell.types(&key.to_string());
+            }
+            typed.push('\n');
+            shell.types("\r");
+            // A key that came first may have kept it awake, or woken it at once.
+            asked.wait().expect("is answered");
+        }
+        shell.types("\x04");
+        assert_eq!(shell.ends(), Some(0));
+        assert_eq!(lab.ok(&["files", "cat", "web:/work/typed"]), typed);
+        assert!(!lab.events("web", "slept").is_empty(), "it slept at all");
     });
 }

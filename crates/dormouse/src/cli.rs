@@ -204,7 +204,7 @@ pub(crate) struct PolicyArgs {
     /// Seconds without a byte after which a connection to one of its ports is closed, or `never` (the default).
     #[arg(long, value_name = "SECONDS|never", value_parser = or_never)]
     pub(crate) connection_idle_seconds: Option<OrNever>,
-    /// How long programs inside may hold it awake, milliseconds; default 30000.
+    /// How long programs inside may hold it awake, milliseconds; 30000 if never said.
     #[arg(long, value_name = "MS")]
     pub(crate) sleep_hold_max_ms: Option<u64>,
     /// How long before it sleeps programs inside are told, milliseconds, or `never`.

@@ -3,6 +3,8 @@
 //! A guest lists its commands just before it stands still, and from then on nothing about them changes. The list stays with
 //! the link; it is written down as well, for the next daemon. It is an aid: where there is none, the question wakes.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::sync::Weak;
 
@@ -68,7 +70,11 @@ pub(crate) async fn keep(daemon: Weak<Daemon>, mut events: Receiver<Event>) {
         let file = file(&handle);
         let written = tokio::task::spawn_blocking(move || {
             let draft = file.with_extension("new");
-            std::fs::write(&draft, serde_json::to_vec(&kept).map_err(std::io::Error::other)?)?;
+            // Guests' accounts may pass through the folder.
+            let mut options = std::fs::File::options();
+            let mut out =
+                options.create(true).truncate(true).write(true).mode(0o600).open(&draft)?;
+            out.write_all(&serde_json::to_vec(&kept).map_err(std::io::Error::other)?)?;
             std::fs::rename(&draft, &file)
         });
         if let Ok(Err(error)) = written.await {

@@ -133,7 +133,7 @@ pub(crate) async fn resize(
 
 /// Close a terminal
 ///
-/// Hangs it up, and a second later kills everything that it has started and that is still there. One that has ended is
+/// Hangs it up, and five seconds later kills everything that it has started and that is still there. One that has ended is
 /// closed already. Wakes the sandbox.
 #[utoipa::path(
     delete, path = "/v1/sandboxes/{id}/terminals/{terminal_id}", tag = "terminals", operation_id = "close_terminal",
@@ -245,19 +245,26 @@ impl Viewer {
         let (wishes, waiting) = mpsc::channel(INPUT_PIECES_MAX);
         let (failed, mut failures) = mpsc::channel(1);
         let feeder = tokio::spawn(self.feed(waiting, failed));
+        // Room for the next wish. While there is none the socket is not read: that is the client's back-pressure.
+        let mut room = None;
+        let mut fed = true;
         let result = loop {
-            // While earlier input waits, the socket is not read: that is the client's back-pressure.
-            let room = wishes.capacity() > 0;
             tokio::select! {
                 event = events.recv() => match tell(&mut socket, event).await {
                     Ok(true) => {}
                     end => break end.map(drop),
                 },
                 Some(error) = failures.recv() => break fail(&mut socket, error).await,
-                message = socket.recv(), if room => match message {
+                reserved = wishes.reserve(), if room.is_none() && fed => match reserved {
+                    Ok(reserved) => room = Some(reserved),
+                    // Without a feeder there is an error to be told next.
+                    Err(_) => fed = false,
+                },
+                message = socket.recv(), if room.is_some() => match message {
                     Some(Ok(message)) => match read(message) {
-                        // Without a feeder there is an error, or the end, to be told next.
-                        Ok(Some(wish)) => drop(wishes.try_send(wish)),
+                        Ok(Some(wish)) => if let Some(room) = room.take() {
+                            room.send(wish);
+                        },
                         Ok(None) => {}
                         Err(error) => break fail(&mut socket, error).await,
                     },

@@ -77,6 +77,25 @@ async fn several_viewers_see_the_screen_and_what_each_types() {
     assert_eq!(list["terminals"][0]["terminal_id"], terminal);
 }
 
+/// More keys than may wait, for a program that says nothing meanwhile.
+#[tokio::test]
+async fn many_keys_reach_a_silent_program() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let silent = json!({"argv": ["cp", "/dev/stdin", "/work/typed"]}).to_string();
+    let answer = world.call("POST", "/v1/sandboxes/web/terminals", silent).await;
+    let terminal = answer.value()["terminal_id"].as_str().unwrap().to_owned();
+    let mut socket = attach(&world, &terminal, "").await.unwrap();
+    let keys: String = ('a'..='z').cycle().take(300).collect();
+    for key in keys.chars() {
+        socket.send(Message::Binary(key.to_string().into())).await.unwrap();
+    }
+    socket.send(Message::Binary("\x04".into())).await.unwrap();
+    assert_eq!(told(socket).await.last().unwrap()["exit_code"], 0);
+    let typed = world.call("GET", "/v1/sandboxes/web/files?path=/work/typed", "").await;
+    assert_eq!(typed.body, keys);
+}
+
 #[tokio::test]
 async fn one_is_resized_and_closed() {
     let world = World::new().await;

@@ -39,7 +39,7 @@ pub(super) async fn follow(
 ) {
     let end = loop {
         // Without a task there is no sandbox any more.
-        let Ok(link) = handle.link().await else { return };
+        let Ok(link) = handle.link().await else { break End::Lost };
         let mut states = link.watch_state();
         let pause = match once(&terminal, &link).await {
             Tried::End(end) => break end,

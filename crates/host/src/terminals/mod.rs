@@ -45,7 +45,7 @@ const ENDED_KEPT: usize = 16;
 /// How long what was typed may keep a sandbox awake while its program does not take it.
 const INPUT_HOLD_MAX: Duration = Duration::from_secs(2);
 /// How long a program that is hung up may take to end, before everything that it started is killed.
-const HANG_UP_TIME: Duration = Duration::from_secs(1);
+const HANG_UP_TIME: Duration = Duration::from_secs(5);
 
 /// What a terminal runs for whoever asks for none.
 const LOGIN: [&str; 3] =
@@ -112,7 +112,9 @@ impl Terminals {
     }
 
     fn of(&self, id: &SandboxId) -> Vec<Arc<Terminal>> {
-        self.table().get(id).map(|of_one| of_one.values().cloned().collect()).unwrap_or_default()
+        let table = self.table();
+        let of_one = table.get(id).into_iter().flat_map(BTreeMap::values);
+        of_one.filter(|one| !one.is_lost()).cloned().collect()
     }
 
     fn find(&self, id: &SandboxId, text: &str) -> Result<Arc<Terminal>, ApiError> {
@@ -121,7 +123,8 @@ impl Terminals {
                 .hint("terminals of an earlier boot, and old ones that have ended, are forgotten")
         };
         let exec = exec::exec_id(text).map_err(|_| unknown())?;
-        self.table().get(id).and_then(|of_one| of_one.get(&exec)).cloned().ok_or_else(unknown)
+        let found = self.table().get(id).and_then(|of_one| of_one.get(&exec)).cloned();
+        found.filter(|one| !one.is_lost()).ok_or_else(unknown)
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<SandboxId, BTreeMap<ExecId, Arc<Terminal>>>> {

@@ -4,6 +4,7 @@
 //! when the sandbox is awake. So nothing is synced, and what cannot be read is left out.
 
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use api::exec::Exit;
@@ -31,7 +32,8 @@ pub(super) struct Saved {
 /// Writes one, whole or not at all.
 pub(super) fn write(file: &Path, saved: &Saved) -> io::Result<()> {
     let folder = file.parent().unwrap_or(Path::new("/"));
-    match std::fs::create_dir(folder) {
+    // What somebody looks at is nobody else's business: the folder above may be passed through by guests' accounts.
+    match std::fs::DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
@@ -90,5 +92,7 @@ mod tests {
         write(&file(&folder, 7), &saved).unwrap();
         std::fs::write(file(&folder, 8), "{").unwrap();
         assert_eq!(read(&folder), [saved]);
+        let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&folder).unwrap());
+        assert_eq!(mode & 0o777, 0o700);
     }
 }

@@ -125,6 +125,11 @@ impl Terminal {
         self.state().end.is_some()
     }
 
+    /// It went with its machine: a later boot knows nothing of it.
+    pub(super) fn is_lost(&self) -> bool {
+        matches!(self.state().end, Some(End::Lost))
+    }
+
     pub(super) fn text(&self) -> TerminalScreen {
         self.state().screen.text()
     }
