@@ -1,6 +1,7 @@
 //! Clocks and timers over sleep.
 
 use e2e::lab::LISTEN_PROGRAM as LISTEN;
+use e2e::lab::Lab;
 use e2e::{isolated, net, test_name, until};
 
 /// Seconds since 1970, by this machine.
@@ -172,5 +173,42 @@ fn s08_a_request_that_woke_it_says_how_long_that_took() {
         let total = woke[0]["data"]["total_ms"].as_f64().expect("total");
         assert!((sum - total).abs() < 0.1, "phases {phases:?} sum up to {total}");
         assert!(total <= ms, "the wake ({total} ms) is part of what the request waited ({ms} ms)");
+    });
+}
+
+#[test]
+fn s21_one_that_sleeps_for_long_enough_is_deleted_and_so_is_one_whose_time_is_over() {
+    isolated(test_name!(), |lab| {
+        let quiet = ["--sleep-after-seconds", "2"];
+        let create = |name: &str, settings: &[&str]| {
+            let args: Vec<_> =
+                ["sandboxes", "create", "--name", name].iter().chain(settings).copied().collect();
+            lab.ok(&args);
+        };
+        create("brief", &[quiet[0], quiet[1], "--delete-after-idle-ms", "3000"]);
+        create("kept", &[quiet[0], quiet[1]]);
+        create("awake", &["--sleep-after-seconds", "never", "--delete-after-idle-ms", "1"]);
+        let end = net::output("date", &["-u", "-d", "20 seconds", "+%FT%TZ"]);
+        create("timed", &["--sleep-after-seconds", "never", "--expires-at", end.trim()]);
+        let names = |lab: &Lab| -> Vec<String> {
+            let list = lab.json(&["sandboxes", "list"]);
+            let all = list.as_array().cloned().expect("a list");
+            all.iter().map(|one| one["name"].as_str().unwrap_or_default().to_owned()).collect()
+        };
+        until("both are gone", || (names(lab) == ["kept", "awake"]).then_some(()));
+        assert_eq!(lab.view("kept")["status"], "sleeping");
+        assert_eq!(lab.view("awake")["status"], "running");
+        // What is deleted leaves nothing behind, and its name is free.
+        create("brief", &[]);
+        // The project's setting is for those that say nothing; it outlasts the daemon.
+        lab.ok(&["project", "--delete-after-idle-days", "30"]);
+        lab.kill_daemon();
+        lab.start();
+        assert_eq!(lab.json(&["project"])["delete_after_idle_days"], 30);
+        assert!(lab.ok(&["project"]).contains("after 30 days"));
+        let refused = lab.run(&["project", "--delete-after-idle-days", "0"]);
+        assert!(!refused.status.success());
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("delete_after_idle_days"));
+        assert_eq!(lab.view("kept")["status"], "sleeping");
     });
 }

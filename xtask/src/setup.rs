@@ -17,7 +17,14 @@ pub(crate) struct Options {
     pub(crate) dry_run: bool,
     /// Also what only the tests need
     #[arg(long)]
-    pub(crate) tests: bool,
+    tests: bool,
+}
+
+impl Options {
+    /// For `cargo xtask test`.
+    pub(crate) fn for_tests() -> Self {
+        Self { tests: true, ..Self::default() }
+    }
 }
 
 /// What shows that a package is there.

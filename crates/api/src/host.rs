@@ -77,6 +77,8 @@ pub struct Known {
     pub link_key: String,
     /// Ownership count.
     pub epoch: i64,
+    /// How long it has been asleep without a break, milliseconds, whatever wall clocks did; `None`: it is not asleep.
+    pub asleep_ms: Option<u64>,
 }
 
 /// An answer, and what it cost to wake the sandbox for it.
@@ -208,6 +210,9 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
 
     /// Removes it and all it kept; answers when it is gone. Gone already: fine.
     async fn delete(&self, id: &SandboxId) -> Result<(), ApiError>;
+
+    /// Removes it if it is asleep now and has been for so long, as [`delete`](Self::delete) does. `false`: it is not.
+    async fn delete_idle(&self, id: &SandboxId, asleep_at_least_ms: u64) -> Result<bool, ApiError>;
 
     /// Its timeline after `after`, oldest first, at most `limit`. Asleep is fine.
     async fn events(

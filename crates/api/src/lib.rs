@@ -17,6 +17,7 @@ pub mod exec;
 pub mod file;
 pub mod host;
 pub mod id;
+pub mod project;
 pub mod sandbox;
 pub mod terminal;
 

@@ -22,6 +22,8 @@ pub const CPUS_RANGE: std::ops::RangeInclusive<u32> = 1..=8;
 pub const CONNECTION_IDLE_SECONDS_RANGE: std::ops::RangeInclusive<u64> = 1..=86_400;
 /// The longest that holds alone may keep a sandbox awake, milliseconds.
 pub const SLEEP_HOLD_MAX_MS_MAX: u64 = 900_000;
+/// The longest that a sandbox may sleep before it is deleted for it: ten years, milliseconds.
+pub const DELETE_AFTER_IDLE_MS_MAX: u64 = 315_360_000_000;
 /// The longest notice before a sleep, milliseconds.
 pub const SLEEP_NOTICE_MS_MAX: u64 = 60_000;
 /// Most characters of a name: it is a DNS label in the guest's host name.
@@ -65,6 +67,14 @@ macro_rules! with_policy {
             #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<u64>, minimum = 1, maximum = 60_000)]
             pub sleep_notice_ms: Option<Option<u64>>,
+            /// How long it may sleep before it is deleted, milliseconds (1-315360000000); null: the project's setting.
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<u64>, minimum = 1, maximum = 315_360_000_000_i64)]
+            pub delete_after_idle_ms: Option<Option<u64>>,
+            /// When it is deleted whatever it does, RFC 3339; null: never.
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<String>, format = DateTime, example = "2030-01-31T18:00:00Z")]
+            pub expires_at: Option<Option<String>>,
         }
 
         impl $name {
@@ -77,6 +87,8 @@ macro_rules! with_policy {
                     connection_idle_seconds: self.connection_idle_seconds,
                     sleep_hold_max_ms: self.sleep_hold_max_ms,
                     sleep_notice_ms: self.sleep_notice_ms,
+                    delete_after_idle_ms: self.delete_after_idle_ms,
+                    expires_at: self.expires_at.clone(),
                 }
             }
         }
@@ -150,6 +162,12 @@ pub struct PolicyPatch {
     /// How long before an idle sleep the holders are told, milliseconds; `Some(None)`: not told.
     #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
     pub sleep_notice_ms: Option<Option<u64>>,
+    /// How long it may sleep before it is deleted, milliseconds; `Some(None)`: the project's setting.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    pub delete_after_idle_ms: Option<Option<u64>>,
+    /// When it is deleted whatever it does, RFC 3339; `Some(None)`: never.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Option<String>>,
 }
 
 /// A fork.
@@ -274,6 +292,10 @@ pub struct Sandbox {
     pub sleep_hold_max_ms: u64,
     /// How long before an idle sleep the holders are told, milliseconds.
     pub sleep_notice_ms: Option<u64>,
+    /// How long it may sleep before it is deleted, milliseconds; null: the project's setting.
+    pub delete_after_idle_ms: Option<u64>,
+    /// When it is deleted whatever it does, RFC 3339; null: never.
+    pub expires_at: Option<String>,
 }
 
 /// A URL of a port of a sandbox.
@@ -316,7 +338,7 @@ pub struct Why {
 
 /// Tells a field that is null from one that is absent.
 #[expect(clippy::option_option, reason = "absent, null and a value are three different wishes")]
-fn some_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
+pub(crate) fn some_option<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,
     D: Deserializer<'de>,

@@ -27,6 +27,7 @@ mod journal;
 mod make;
 mod openapi;
 mod reconcile;
+mod retire;
 mod routes;
 mod server;
 mod socket;

@@ -32,7 +32,7 @@ use crate::journal::Journal;
 use crate::make::Making;
 use crate::socket::SocketPath;
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, routes,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, retire, routes,
 };
 
 /// Most open connections per listener; more wait in the kernel's queue.
@@ -126,6 +126,7 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
 
     let router = routes::router(app.clone());
     let mut listeners = JoinSet::new();
+    listeners.spawn(retire::run(app.clone()));
     listeners.spawn(accept_tcp(tcp, Service { app: app.clone(), router: router.clone() }));
     listeners.spawn(accept_unix(unix, Service { app: app.clone(), router }));
     tracing::info!(%address, socket = %socket.display(), "serving");

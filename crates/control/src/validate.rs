@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use api::ApiError;
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::sandbox::{
-    AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox, ENV_BYTES_MAX,
-    ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE, NAME_CHARS_MAX, PolicyPatch,
-    SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX, SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier,
-    UpdateSandbox,
+    AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox,
+    DELETE_AFTER_IDLE_MS_MAX, ENV_BYTES_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
+    NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
+    SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
 use api::terminal::{TERMINAL_SIDE_RANGE, TerminalRequest, TerminalSize};
 
@@ -290,6 +290,22 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
             format!("`sleep_notice_ms`: {ms} is out of range"),
         );
         return Err(error.hint(format!("from 1 to {SLEEP_NOTICE_MS_MAX}, or null for no notice")));
+    }
+    if let Some(Some(ms)) = policy.delete_after_idle_ms
+        && !(1..=DELETE_AFTER_IDLE_MS_MAX).contains(&ms)
+    {
+        return Err(out_of_range("delete_after_idle_ms", ms, 1, DELETE_AFTER_IDLE_MS_MAX));
+    }
+    if let Some(Some(at)) = &policy.expires_at {
+        let wrong = |what: &str| {
+            let text = format!("`expires_at`: {what}");
+            ApiError::invalid("expires_at", text)
+                .hint("a time to come, RFC 3339, such as 2030-01-31T18:00:00Z")
+        };
+        let time: jiff::Timestamp = at.parse().map_err(|_| wrong("not a time"))?;
+        if time <= jiff::Timestamp::now() {
+            return Err(wrong("this time has passed"));
+        }
     }
     Ok(())
 }

@@ -100,6 +100,12 @@ pub(crate) enum Command {
     },
     /// Copy a sandbox with its memory, disk and running processes.
     Fork(ForkArgs),
+    /// Show the project's settings, or change them.
+    Project {
+        /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
+        #[arg(long, value_name = "DAYS|never", value_parser = or_never)]
+        delete_after_idle_days: Option<OrNever>,
+    },
     /// Explain why a sandbox is awake or asleep, and what happened to it.
     Why {
         /// Name or id of the sandbox.
@@ -210,6 +216,12 @@ pub(crate) struct PolicyArgs {
     /// How long before it sleeps programs inside are told, milliseconds, or `never`.
     #[arg(long, value_name = "MS|never", value_parser = or_never)]
     pub(crate) sleep_notice_ms: Option<OrNever>,
+    /// Milliseconds it may sleep before it is deleted, or `never` to go by the project's setting.
+    #[arg(long, value_name = "MS|never", value_parser = or_never)]
+    pub(crate) delete_after_idle_ms: Option<OrNever>,
+    /// When it is deleted whatever it does, such as 2030-01-31T18:00:00Z, or `never`.
+    #[arg(long, value_name = "TIME|never")]
+    pub(crate) expires_at: Option<String>,
 }
 
 #[derive(Debug, Args)]

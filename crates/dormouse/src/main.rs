@@ -133,6 +133,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Link { name, port } => {
             commands::sandboxes::link(&client()?, &name, port, json).await
         }
+        Command::Project { delete_after_idle_days } => {
+            commands::project::project(&client()?, delete_after_idle_days, json).await
+        }
         Command::Why { name } => commands::events::why(&client()?, &name, json).await,
         Command::Events(arguments) => commands::events::events(&client()?, arguments, json).await,
         Command::Logs(arguments) => commands::events::logs(&client()?, arguments).await,

@@ -143,6 +143,12 @@ pub struct Policy {
     pub sleep_hold_max_ms: u64,
     /// Notice before an idle sleep.
     pub sleep_notice_ms: Option<u64>,
+    /// How long it may sleep before it is deleted; `None`: the project's setting.
+    #[serde(default)]
+    pub delete_after_idle_ms: Option<u64>,
+    /// When it is deleted whatever it does, RFC 3339.
+    #[serde(default)]
+    pub expires_at: Option<String>,
 }
 
 impl Policy {
@@ -155,6 +161,8 @@ impl Policy {
             connection_idle_seconds: None,
             sleep_hold_max_ms: 30_000,
             sleep_notice_ms: None,
+            delete_after_idle_ms: None,
+            expires_at: None,
         }
     }
 
@@ -177,6 +185,12 @@ impl Policy {
         }
         if let Some(ms) = patch.sleep_notice_ms {
             self.sleep_notice_ms = ms;
+        }
+        if let Some(ms) = patch.delete_after_idle_ms {
+            self.delete_after_idle_ms = ms;
+        }
+        if let Some(at) = &patch.expires_at {
+            self.expires_at.clone_from(at);
         }
     }
 }

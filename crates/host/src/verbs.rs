@@ -189,6 +189,16 @@ impl Host for Daemon {
         Ok(())
     }
 
+    async fn delete_idle(&self, id: &SandboxId, asleep_at_least_ms: u64) -> Result<bool, ApiError> {
+        let Ok(handle) = self.handle(id) else { return Ok(true) };
+        let deleted = handle.delete_idle(asleep_at_least_ms).await?;
+        if deleted {
+            self.sandboxes_mut().remove(id);
+            self.terminals.remove(id);
+        }
+        Ok(deleted)
+    }
+
     async fn events(
         &self,
         id: &SandboxId,

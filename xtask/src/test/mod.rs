@@ -30,8 +30,7 @@ pub(crate) struct Options {
 
 /// Runs `cargo xtask test`.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let wanted = setup::Options { tests: true, ..setup::Options::default() };
-    step("packages of the machine", || setup::run(&wanted))?;
+    step("packages of the machine", || setup::run(&setup::Options::for_tests()))?;
     // A failed check does not keep the tests from saying what else is wrong.
     let checked = if options.no_check { Ok(()) } else { check::run(&check::Options::default()) };
 

@@ -10,6 +10,7 @@
 
 mod idempotency;
 mod index;
+mod project;
 mod tokens;
 
 use std::path::Path;
@@ -17,6 +18,7 @@ use std::sync::RwLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use api::SandboxId;
+use api::project::Project;
 use sqlx::AnyPool;
 use sqlx::any::AnyPoolOptions;
 use sqlx::{Any, Row, Transaction};
@@ -38,6 +40,7 @@ pub(crate) struct Catalogue {
     writer: AnyPool,
     reader: AnyPool,
     index: RwLock<Index>,
+    project: RwLock<Project>,
 }
 
 /// Why the catalogue could not be opened.
@@ -90,7 +93,8 @@ impl Catalogue {
             };
             index.insert(entry);
         }
-        Ok(Self { writer, reader, index: RwLock::new(index) })
+        let project = RwLock::new(project::read(&reader).await?);
+        Ok(Self { writer, reader, index: RwLock::new(index), project })
     }
 
     /// Finishes what is being written and closes the file.

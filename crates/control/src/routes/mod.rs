@@ -4,6 +4,7 @@ mod attach;
 mod events;
 mod execs;
 mod files;
+mod project;
 mod sandboxes;
 mod system;
 mod terminals;
@@ -52,6 +53,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(files::mkdir))
         .routes(routes!(files::rename))
         .routes(routes!(files::read_tree, files::write_tree))
+        .routes(routes!(project::view, project::update))
         .routes(routes!(system::health))
         .routes(routes!(system::openapi))
 }

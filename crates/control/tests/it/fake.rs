@@ -259,11 +259,16 @@ impl Host for Fake {
             connection_idle_seconds: None,
             sleep_hold_max_ms: 30_000,
             sleep_notice_ms: None,
+            delete_after_idle_ms: None,
+            expires_at: None,
         };
         awake(&mut sandbox);
         set_policy(&mut sandbox, new.policy);
-        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.created")
-            .await
+        self.make(
+            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
+            "sandbox.created",
+        )
+        .await
     }
 
     async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
@@ -271,8 +276,11 @@ impl Host for Fake {
         sandbox.forked_from = Some(std::mem::replace(&mut sandbox.id, new.id));
         sandbox.name = new.name;
         awake(&mut sandbox);
-        self.make(Known { sandbox, link_key: new.link_key, epoch: new.epoch }, "sandbox.forked")
-            .await
+        self.make(
+            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
+            "sandbox.forked",
+        )
+        .await
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
@@ -321,6 +329,11 @@ impl Host for Fake {
             kill(exec, 9);
         }
         std::fs::remove_dir_all(self.root.join(id.as_str())).map_err(told)
+    }
+
+    async fn delete_idle(&self, id: &SandboxId, _least_ms: u64) -> Result<bool, ApiError> {
+        // It does not measure how long it has been asleep, so nobody asks for this.
+        Err(ApiError::new(Code::Internal, format!("`{id}` has slept for an unknown time")))
     }
 
     async fn events(
@@ -760,6 +773,12 @@ fn set_policy(sandbox: &mut Sandbox, policy: PolicyPatch) {
     }
     if let Some(ms) = policy.sleep_notice_ms {
         sandbox.sleep_notice_ms = ms;
+    }
+    if let Some(ms) = policy.delete_after_idle_ms {
+        sandbox.delete_after_idle_ms = ms;
+    }
+    if let Some(at) = policy.expires_at {
+        sandbox.expires_at = at;
     }
 }
 

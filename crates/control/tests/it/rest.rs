@@ -513,3 +513,33 @@ async fn stopping_lets_requests_end_and_cuts_endless_streams() {
     assert_eq!(slow.await.unwrap().status, 201);
     stop.await.unwrap();
 }
+
+#[tokio::test]
+async fn s21_when_one_is_deleted_by_itself_can_be_set_for_one_and_for_all() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let set = |body: &'static str| world.call("PATCH", "/v1/sandboxes/web", body);
+    assert_eq!(
+        set(r#"{"delete_after_idle_ms": 5000}"#).await.value()["delete_after_idle_ms"],
+        5000
+    );
+    let unset = set(r#"{"delete_after_idle_ms": null}"#).await.value();
+    assert_eq!(unset["delete_after_idle_ms"], serde_json::Value::Null);
+    let at = "2100-01-31T18:00:00Z";
+    assert_eq!(set(r#"{"expires_at": "2100-01-31T18:00:00Z"}"#).await.value()["expires_at"], at);
+    for (body, field) in [
+        (r#"{"delete_after_idle_ms": 0}"#, "delete_after_idle_ms"),
+        (r#"{"expires_at": "tomorrow"}"#, "expires_at"),
+        (r#"{"expires_at": "2001-01-31T18:00:00Z"}"#, "expires_at"),
+    ] {
+        let refused = set(body).await.error();
+        assert!(refused.starts_with(&format!("400 invalid_request {field}: ")), "{refused}");
+    }
+    let project = |method, body| world.call(method, "/v1/project", body);
+    assert_eq!(project("GET", "").await.value()["delete_after_idle_days"], serde_json::Value::Null);
+    let changed = project("PATCH", r#"{"delete_after_idle_days": 30}"#).await;
+    assert_eq!(changed.value()["delete_after_idle_days"], 30);
+    assert_eq!(project("PATCH", "{}").await.value()["delete_after_idle_days"], 30);
+    let refused = project("PATCH", r#"{"delete_after_idle_days": 3651}"#).await.error();
+    assert!(refused.starts_with("400 invalid_request delete_after_idle_days: "), "{refused}");
+}

@@ -6,6 +6,7 @@ pub(crate) mod exec;
 pub(crate) mod execs;
 pub(crate) mod files;
 pub(crate) mod images;
+pub(crate) mod project;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
 

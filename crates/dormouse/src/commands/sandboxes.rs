@@ -94,6 +94,8 @@ pub(crate) async fn update(
         connection_idle_seconds,
         sleep_hold_max_ms,
         sleep_notice_ms,
+        delete_after_idle_ms,
+        expires_at,
     } = policy(arguments.policy);
     let body = UpdateSandbox {
         name: arguments.name,
@@ -104,6 +106,8 @@ pub(crate) async fn update(
         connection_idle_seconds,
         sleep_hold_max_ms,
         sleep_notice_ms,
+        delete_after_idle_ms,
+        expires_at,
     };
     if body == UpdateSandbox::default() {
         return Err(Problem::usage("there is nothing to change")
@@ -184,6 +188,8 @@ pub(crate) fn new_sandbox(
         connection_idle_seconds: policy.connection_idle_seconds,
         sleep_hold_max_ms: policy.sleep_hold_max_ms,
         sleep_notice_ms: policy.sleep_notice_ms,
+        delete_after_idle_ms: policy.delete_after_idle_ms,
+        expires_at: policy.expires_at,
     }
 }
 
@@ -222,6 +228,8 @@ fn policy(arguments: PolicyArgs) -> PolicyPatch {
         connection_idle_seconds: arguments.connection_idle_seconds.map(|seconds| seconds.0),
         sleep_hold_max_ms: arguments.sleep_hold_max_ms,
         sleep_notice_ms: arguments.sleep_notice_ms.map(|ms| ms.0),
+        delete_after_idle_ms: arguments.delete_after_idle_ms.map(|ms| ms.0),
+        expires_at: arguments.expires_at.map(|at| (at != "never").then_some(at)),
     }
 }
 

@@ -69,6 +69,8 @@ pub(crate) enum Message {
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
     /// Remove.
     Delete { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Remove if it has been asleep for so long, in milliseconds; told whether it is being removed.
+    DeleteIdle { asleep_at_least_ms: u64, reply: oneshot::Sender<bool> },
     /// Change settings.
     Update { change: Change, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Copy into these files.
@@ -197,6 +199,15 @@ impl Handle {
         match self.ask(|reply| Message::Delete { reply }).await {
             Ok(result) => result,
             Err(_) => Ok(()),
+        }
+    }
+
+    /// Whether it was asleep for so long and is removed now. Gone already is fine.
+    pub(crate) async fn delete_idle(&self, asleep_at_least_ms: u64) -> Result<bool, ApiError> {
+        match self.ask(|reply| Message::DeleteIdle { asleep_at_least_ms, reply }).await {
+            Ok(true) => self.delete().await.map(|()| true),
+            Ok(false) => Ok(false),
+            Err(_) => Ok(true),
         }
     }
 

@@ -64,8 +64,21 @@ pub(crate) fn known(
         connection_idle_seconds: manifest.policy.connection_idle_seconds,
         sleep_hold_max_ms: manifest.policy.sleep_hold_max_ms,
         sleep_notice_ms: manifest.policy.sleep_notice_ms,
+        delete_after_idle_ms: manifest.policy.delete_after_idle_ms,
+        expires_at: manifest.policy.expires_at.clone(),
     };
-    Known { sandbox, link_key: manifest.link_key.clone(), epoch: manifest.epoch }
+    Known {
+        sandbox,
+        link_key: manifest.link_key.clone(),
+        epoch: manifest.epoch,
+        asleep_ms: asleep_ms(core, manifest),
+    }
+}
+
+/// How long it has been asleep without a break.
+pub(crate) fn asleep_ms(core: &lifecycle::Sandbox, manifest: &Manifest) -> Option<u64> {
+    (core.status() == lifecycle::Status::Sleeping)
+        .then(|| u64::try_from(manifest.since.elapsed().as_millis()).unwrap_or(u64::MAX))
 }
 
 /// The settings as the state machine knows them.

@@ -36,6 +36,18 @@ impl Task {
                 let served = self.core.handle_delete(now);
                 self.wait_for(Goal::Gone, Ok(served), reply);
             }
+            Message::DeleteIdle { asleep_at_least_ms, reply } => {
+                let asleep = self.record.with(|manifest| view::asleep_ms(&self.core, manifest));
+                let due = asleep.is_some_and(|ms| ms >= asleep_at_least_ms);
+                if due {
+                    let text = "is deleted: it has slept for as long as its settings let it";
+                    self.timeline.add("expired", text, Map::new());
+                    // The caller asks again and waits for its end.
+                    let _ = self.core.handle_delete(now);
+                }
+                // Whoever asked may have gone away.
+                let _ = reply.send(due);
+            }
             Message::Update { change, reply } => {
                 let result = self.update(change).await;
                 drop(reply.send(result));

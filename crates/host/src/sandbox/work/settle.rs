@@ -127,6 +127,7 @@ impl Worker {
         let fingerprint = machine.fingerprint().clone();
         let state = saved.mark;
         let published = self.record.change(|manifest| {
+            let demoted = matches!(manifest.state, State::SleepingInMemory { .. });
             manifest.state = State::SleepingOnDisk(Saved {
                 slept_at,
                 timer_due,
@@ -134,7 +135,10 @@ impl Worker {
                 machine: fingerprint,
                 guest_version,
             });
-            manifest.since = Moment::now();
+            // On from memory to disk it has slept since it fell asleep.
+            if !demoted {
+                manifest.since = Moment::now();
+            }
         });
         published.await.map_err(|error| fail(&error))?;
         self.phases.mark("publish");

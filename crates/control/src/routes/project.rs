@@ -1,0 +1,53 @@
+//! Settings of the project.
+
+use api::ApiError;
+use api::project::{DELETE_AFTER_IDLE_DAYS_MAX, Project, UpdateProject};
+use axum::Json;
+use axum::extract::State;
+
+use super::to_the_end;
+use crate::App;
+use crate::failure::Failure;
+use crate::input::JsonBody;
+
+/// Get the project's settings
+///
+/// What holds for every sandbox that does not say otherwise.
+#[utoipa::path(
+    get, path = "/v1/project", tag = "project", operation_id = "get_project",
+    responses((status = 200, description = "The settings", body = Project)),
+)]
+pub(crate) async fn view(State(app): State<App>) -> Json<Project> {
+    Json(app.catalogue().project())
+}
+
+/// Change the project's settings
+///
+/// Takes effect within seconds, for sandboxes that sleep already too.
+#[utoipa::path(
+    patch, path = "/v1/project", tag = "project", operation_id = "update_project",
+    request_body(content = UpdateProject, description = "What shall be different"),
+    responses((status = 200, description = "The settings after the change", body = Project)),
+)]
+pub(crate) async fn update(
+    State(app): State<App>,
+    JsonBody(request): JsonBody<UpdateProject>,
+) -> Result<Json<Project>, Failure> {
+    if let Some(Some(days)) = request.delete_after_idle_days
+        && !(1..=DELETE_AFTER_IDLE_DAYS_MAX).contains(&days)
+    {
+        let field = "delete_after_idle_days";
+        let error = ApiError::invalid(field, format!("`{field}`: {days} is out of range"));
+        let hint = format!("from 1 to {DELETE_AFTER_IDLE_DAYS_MAX}, or null for never");
+        return Err(error.hint(hint).into());
+    }
+    to_the_end(async move {
+        let mut project = app.catalogue().project();
+        if let Some(days) = request.delete_after_idle_days {
+            project.delete_after_idle_days = days;
+        }
+        app.catalogue().set_project(project.clone()).await?;
+        Ok(Json(project))
+    })
+    .await
+}
