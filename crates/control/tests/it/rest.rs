@@ -188,7 +188,7 @@ async fn bad_input_is_named_and_changes_nothing() {
 async fn bodies_over_the_limit_are_refused_with_and_without_their_length() {
     let world = World::new().await;
     let big = Bytes::from(vec![b' '; 1024 * 1024 + 1]);
-    let want = "413 too_large: the body is over 1048576 bytes";
+    let want = "413 too_large body: the body is over 1048576 bytes";
     assert_eq!(world.call("POST", "/v1/sandboxes", big.clone()).await.error(), want);
     let pieces = futures_util::stream::iter(
         (0..=16).map(move |_| Ok::<_, std::io::Error>(Frame::data(big.slice(..65_536)))),
