@@ -6,8 +6,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use serde::Deserialize;
-
 use crate::daemon::Daemon;
 use crate::failure::{Context, Failure, Result};
 use crate::layout::{self, COMMAND_LINK, PROGRAM, PROGRAMS};
@@ -22,8 +20,8 @@ const TABLE: [&str; 2] = ["inet", "dormouse"];
 /// The address at which guests know their host, on the loopback.
 const GATEWAY: &str = "10.118.0.1/32";
 
-/// How long putting one sandbox to sleep may take: a second, on a slow and busy disk a minute.
-const SLEEP_LIMIT: Duration = Duration::from_mins(2);
+/// How long putting all sandboxes to sleep may take: some tens a second, on a slow and busy disk some a minute.
+const DRAIN_LIMIT: Duration = Duration::from_mins(15);
 
 /// Undo what `up` did to this machine; keep the sandboxes unless told otherwise
 #[derive(clap::Args)]
@@ -71,40 +69,17 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 
 /// Puts every sandbox to sleep on disk, then asks the daemon to end.
 fn end_daemon(data: &Path) -> Result<()> {
-    /// What is read of a sandbox.
-    #[derive(Deserialize)]
-    struct Sandbox {
-        id: String,
-        status: String,
-        sleep_tier: Option<String>,
-    }
-
     let daemon = Daemon::over(data);
     let Some(running) = daemon.running() else {
         eprintln!("    no daemon of ours runs over {}", data.display());
         return Ok(());
     };
     let program = Path::new(PROGRAMS).join(PROGRAM);
-    let dormouse = || {
-        let mut command = Command::new(&program);
-        command.env("DORMOUSE_DATA", data);
-        command
-    };
-    let text = process::output(dormouse().args(["sandboxes", "list", "--json"]))?;
-    let sandboxes: Vec<Sandbox> =
-        serde_json::from_str(&text).context("read the list of sandboxes")?;
-    for sandbox in sandboxes {
-        let has_machine =
-            sandbox.status == "running" || sandbox.sleep_tier.as_deref() == Some("memory");
-        if has_machine
-            && let Err(failure) = process::run_within(
-                SLEEP_LIMIT,
-                dormouse().args(["sandboxes", "sleep", &sandbox.id, "--tier", "disk"]),
-            )
-        {
-            // One that cannot be saved must not keep the rest from being undone.
-            eprintln!("    {} is not saved and will boot from its disk: {failure}", sandbox.id);
-        }
+    let mut drain = Command::new(&program);
+    drain.env("DORMOUSE_DATA", data).arg("drain");
+    if let Err(failure) = process::run_within(DRAIN_LIMIT, &mut drain) {
+        // One that cannot be saved must not keep the rest from being undone.
+        eprintln!("    not all are saved; those left will boot from their disks: {failure}");
     }
     daemon.end(running)
 }

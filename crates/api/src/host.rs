@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
 use crate::file::FileInfo;
 use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
+use crate::usage::Usage;
 use crate::{ApiError, Event, SandboxId};
 
 /// What a host is told to make. Names are unique by the catalogue's care; a host only keeps them.
@@ -114,6 +115,15 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 /// Keeps the sandbox awake while it lives (a call that waits on it). Dropped: the call has ended.
 pub trait Hold: Send + Sync {}
 
+/// Why a sandbox is put to sleep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepFor {
+    /// Somebody asked for this one (S5).
+    Asked,
+    /// The whole host is being emptied.
+    Drain,
+}
+
 /// What a [`Hold`] counts as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HoldKind {
@@ -203,7 +213,15 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError>;
 
     /// Puts it to sleep now; answers when it sleeps (a request may wake it again at once).
-    async fn sleep(&self, id: &SandboxId, tier: Option<SleepTier>) -> Result<Sandbox, ApiError>;
+    async fn sleep(
+        &self,
+        id: &SandboxId,
+        tier: Option<SleepTier>,
+        why: SleepFor,
+    ) -> Result<Sandbox, ApiError>;
+
+    /// What it has used since it was made. Asleep is fine.
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError>;
 
     /// Boots it anew from its disk.
     async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError>;

@@ -1,6 +1,6 @@
 //! What crosses Dormouse's outer and inner borders, as plain types.
 //!
-//! - [`sandbox`], [`exec`], [`terminal`], [`mod@file`], [`event`]: the bodies of the public HTTP interface. They are a promise:
+//! - [`sandbox`], [`exec`], [`terminal`], [`mod@file`], [`event`], [`usage`], [`drain`]: the bodies of the public HTTP interface. They are a promise:
 //!   everything here is in the OpenAPI document, unknown fields are refused, durations carry their unit.
 //! - [`error`]: the one error body, and the codes that clients may rely on.
 //! - [`host`]: the one trait between the control plane and a host (a machine that runs sandboxes). Waking happens at
@@ -11,6 +11,7 @@
 //! How a host does it, how a catalogue stores it. Nothing in this crate does I/O.
 #![forbid(unsafe_code)]
 
+pub mod drain;
 pub mod error;
 pub mod event;
 pub mod exec;
@@ -20,6 +21,7 @@ pub mod id;
 pub mod project;
 pub mod sandbox;
 pub mod terminal;
+pub mod usage;
 
 pub use error::{ApiError, Code};
 pub use event::Event;

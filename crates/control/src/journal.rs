@@ -143,9 +143,11 @@ pub(crate) async fn keep(app: App, mut events: broadcast::Receiver<Event>) {
         let entry = match event {
             Ok(event) => {
                 app.machines().hear(&event);
+                app.metrics().event(&event);
                 Ok(event)
             }
             Err(RecvError::Lagged(missing)) => {
+                app.metrics().lost(missing);
                 tracing::warn!(missing, "the journal of events has gaps");
                 Err(missing)
             }

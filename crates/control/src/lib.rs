@@ -20,11 +20,13 @@
 mod answer;
 mod auth;
 mod catalogue;
+mod drain;
 mod edge;
 mod failure;
 mod input;
 mod journal;
 mod make;
+mod metrics;
 mod openapi;
 mod reconcile;
 mod retire;
@@ -41,6 +43,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use auth::ADMIN_TOKEN_FILE;
 pub use catalogue::OpenError;
+pub use drain::drain;
 pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub use failure::Failure;
 pub use openapi::document as openapi;
@@ -63,6 +66,8 @@ pub struct Settings {
     pub public_url: Option<String>,
     /// How long the edge waits for a sandbox's server.
     pub edge: EdgeLimits,
+    /// `GET /metrics` needs no token.
+    pub open_metrics: bool,
 }
 
 /// What every request needs. Cheap to clone.
@@ -78,6 +83,9 @@ struct Inner {
     edge: EdgeLimits,
     machines: edge::Machines,
     journal: journal::Journal,
+    metrics: metrics::Metrics,
+    open_metrics: bool,
+    leave: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -108,6 +116,19 @@ impl App {
 
     fn machines(&self) -> &edge::Machines {
         &self.0.machines
+    }
+
+    fn metrics(&self) -> &metrics::Metrics {
+        &self.0.metrics
+    }
+
+    fn open_metrics(&self) -> bool {
+        self.0.open_metrics
+    }
+
+    /// Fires when somebody asked for the daemon's end.
+    fn leave(&self) -> &CancellationToken {
+        &self.0.leave
     }
 
     fn journal(&self) -> &journal::Journal {

@@ -31,7 +31,7 @@ const DRAWS_MAX: u32 = 4;
 #[derive(Clone, Debug)]
 pub(crate) enum Order {
     /// A new one.
-    Create(CreateSandbox),
+    Create(Box<CreateSandbox>),
     /// A copy.
     Fork(SandboxId, ForkRequest),
 }
@@ -137,7 +137,7 @@ async fn carry_out(
     let known = if resumed { host.view(&entry.id).await.ok() } else { None };
     let result = match (known, order) {
         (Some(known), Order::Fork(..)) => Ok(known.sandbox),
-        (_, Order::Create(request)) => host.create(new_sandbox(entry, request)).await,
+        (_, Order::Create(request)) => host.create(new_sandbox(entry, *request)).await,
         (None, Order::Fork(parent, _)) => {
             let new = NewFork {
                 id: entry.id.clone(),

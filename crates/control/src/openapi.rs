@@ -28,6 +28,7 @@ use crate::routes;
         (name = "terminals", description = "Terminals in a sandbox, looked at and typed to by several"),
         (name = "files", description = "Files and trees of a sandbox"),
         (name = "events", description = "What happened to a sandbox, and why"),
+        (name = "usage", description = "What sandboxes have used, for bills"),
         (name = "system", description = "The service itself"),
     ),
     components(schemas(ApiError, api::exec::AttachMessage, api::terminal::TerminalMessage, routes::LogKind)),
@@ -41,8 +42,8 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 4] =
-    ["create_sandbox", "sleep_sandbox", "fork_sandbox", "start_terminal"];
+const BODY_OPTIONAL: [&str; 5] =
+    ["create_sandbox", "sleep_sandbox", "fork_sandbox", "start_terminal", "drain_host"];
 
 /// The document as pretty JSON with a newline at the end.
 ///

@@ -69,6 +69,12 @@ pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
     if let Err(error) = app.catalogue().set_state(&entry.id, State::Deleting).await {
         tracing::warn!(sandbox = %entry.id, ?error, "deletion not noted in the catalogue");
     }
+    // One that its host does not have any more was kept when it was deleted there, or never was.
+    if let Ok(usage) = app.host().usage(&entry.id).await
+        && let Err(error) = app.catalogue().keep_usage(&entry.id, &entry.name, &usage).await
+    {
+        tracing::error!(sandbox = %entry.id, error = chain(&error), ?usage, "what it had used is not kept");
+    }
     app.host().delete(&entry.id).await?;
     app.catalogue().remove(&entry.id).await
 }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use api::ApiError;
 use api::host::Host;
@@ -30,6 +30,7 @@ use crate::edge::{Links, Machines};
 use crate::failure::{ErrorCode, chain};
 use crate::journal::Journal;
 use crate::make::Making;
+use crate::metrics::{Face, Metrics};
 use crate::socket::SocketPath;
 use crate::{
     App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, retire, routes,
@@ -118,6 +119,9 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         edge: settings.edge,
         machines: Machines::default(),
         journal: Journal::new().map_err(ServeError::Start)?,
+        metrics: Metrics::new(),
+        open_metrics: settings.open_metrics,
+        leave: CancellationToken::new(),
         stop: CancellationToken::new(),
     }));
     tokio::spawn(journal::keep(app.clone(), app.host().watch()));
@@ -142,6 +146,11 @@ impl Server {
     /// Its local socket.
     pub fn socket(&self) -> &Path {
         &self.socket
+    }
+
+    /// Waits until somebody asks for the daemon's end, over the interface.
+    pub async fn asked_to_leave(&self) {
+        self.app.leave().cancelled().await;
     }
 
     /// Takes no more connections, ends endless streams, lets requests in progress end (at most [`DRAIN_TIME_MAX`]), and
@@ -188,15 +197,18 @@ impl Service {
     ) -> Result<Response<Body>, std::convert::Infallible> {
         let id = request_id();
         let span = tracing::info_span!("request", id, method = %request.method(), path = request.uri().path());
+        let begun = Instant::now();
+        let mut face = Face::Api;
         let mut response = async {
             if let Err(error) = one_host(&request) {
                 return Failure::from(error).into_response();
             }
             if let Some(address) = edge::address(&self.app, &request) {
+                face = Face::Edge;
                 return edge::handle(&self.app, address, request, peer).await;
             }
             request.extensions_mut().insert(peer);
-            let Ok(mut response) = self.router.oneshot(request.map(Body::new)).await;
+            let Ok(mut response) = self.router.clone().oneshot(request.map(Body::new)).await;
             response.extensions_mut().insert(Ours);
             response
         }
@@ -208,6 +220,7 @@ impl Service {
             let value = HeaderValue::try_from(&id).expect("hex is a header value");
             response.headers_mut().insert(REQUEST_ID, value);
         }
+        self.app.metrics().answered(face, response.status(), code, begun.elapsed());
         span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?code, "answered"));
         Ok(response)
     }

@@ -115,6 +115,19 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Print a log of a sandbox: its boot console, or what the daemon did with it.
     Logs(LogsArgs),
+    /// Make a port of a sandbox a port of this machine, until interrupted. A connection to it wakes the sandbox.
+    Forward(ForwardArgs),
+    /// Tell what sandboxes have used: seconds awake and asleep, processor time, bytes kept.
+    Usage {
+        /// Name or id of one sandbox; default: all.
+        name: Option<String>,
+    },
+    /// Put every sandbox to sleep on disk, as before this machine goes down.
+    Drain {
+        /// End the daemon afterwards, so that nothing wakes again.
+        #[arg(long)]
+        stop: bool,
+    },
     /// Build guest images.
     #[command(subcommand)]
     Images(ImagesCommand),
@@ -611,6 +624,9 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_EDGE_IDLE_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
         default_value_t = control::IDLE_TIME_DEFAULT.as_secs())]
     pub(crate) edge_idle_seconds: u64,
+    /// `GET /metrics` needs no token.
+    #[arg(long, env = "DORMOUSE_OPEN_METRICS")]
+    pub(crate) open_metrics: bool,
     /// How the log is written.
     #[arg(long, env = "DORMOUSE_LOG_FORMAT", default_value = "text", value_name = "FORMAT")]
     pub(crate) log: LogFormat,
@@ -622,6 +638,33 @@ pub(crate) enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ForwardArgs {
+    /// Name or id of the sandbox.
+    pub(crate) name: String,
+    /// Port in the sandbox, and the one on this machine if it shall be another (0: any free one).
+    #[arg(required = true, value_name = "PORT[:LOCAL]", value_parser = forwarded)]
+    pub(crate) ports: Vec<Forwarded>,
+    /// Address on this machine.
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub(crate) bind: std::net::IpAddr,
+}
+
+/// A port there and a port here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Forwarded {
+    pub(crate) port: u16,
+    pub(crate) local: u16,
+}
+
+fn forwarded(text: &str) -> Result<Forwarded, String> {
+    let (port, local) = text.split_once(':').unwrap_or((text, text));
+    let parsed = port.parse().ok().filter(|port| *port > 0).zip(local.parse().ok());
+    parsed
+        .map(|(port, local)| Forwarded { port, local })
+        .ok_or_else(|| "not `PORT` or `PORT:LOCAL`, such as `5432:15432`".to_owned())
 }
 
 /// A number, or none at all.
@@ -696,6 +739,11 @@ mod tests {
         assert_eq!((port("1"), port("65535")), (Ok(1), Ok(65535)));
         for bad in ["0", "65536", "-1", "http", ""] {
             assert!(port(bad).unwrap_err().contains("from 1 to 65535"), "{bad}");
+        }
+        assert_eq!(forwarded("5432"), Ok(Forwarded { port: 5432, local: 5432 }));
+        assert_eq!(forwarded("5432:0"), Ok(Forwarded { port: 5432, local: 0 }));
+        for bad in ["", "0", "x", "5432:", ":1", "5432:65536", "1:2:3"] {
+            assert!(forwarded(bad).is_err(), "{bad}");
         }
         assert!(pair("=x").is_err());
         assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));

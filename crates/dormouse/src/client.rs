@@ -9,7 +9,8 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::http::Uri;
 use hyper::http::request::Builder;
-use hyper::{Request, Response};
+use hyper::upgrade::Upgraded;
+use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -127,6 +128,31 @@ impl Client {
         tokio::spawn(wire);
         let response = sender.send_request(request).await.map_err(broke)?;
         if response.status().is_success() { Ok(response) } else { Err(refusal(response).await) }
+    }
+
+    /// Changes a connection to another protocol; from then on its bytes are that protocol's.
+    pub(crate) async fn upgrade(&self, path: &str, protocol: &str) -> Result<Upgraded, Problem> {
+        let request = self
+            .request("GET", path)
+            .header("connection", "Upgrade")
+            .header("upgrade", protocol)
+            .body(full(""))
+            .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
+        let stream = self.connect().await?;
+        let broke = |error: hyper::Error| {
+            Problem::unreachable(format!(
+                "the connection to the daemon broke: {}",
+                with_sources(&error)
+            ))
+        };
+        let (mut sender, wire) =
+            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
+        tokio::spawn(wire.with_upgrades());
+        let response = sender.send_request(request).await.map_err(broke)?;
+        if response.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Err(refusal(response).await);
+        }
+        hyper::upgrade::on(response).await.map_err(broke)
     }
 
     /// Opens a WebSocket.

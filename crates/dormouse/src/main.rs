@@ -136,6 +136,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Project { delete_after_idle_days } => {
             commands::project::project(&client()?, delete_after_idle_days, json).await
         }
+        Command::Forward(arguments) => commands::forward::forward(&client()?, arguments).await,
+        Command::Usage { name } => commands::usage::usage(&client()?, name.as_deref(), json).await,
+        Command::Drain { stop } => commands::usage::drain(&client()?, stop, json).await,
         Command::Why { name } => commands::events::why(&client()?, &name, json).await,
         Command::Events(arguments) => commands::events::events(&client()?, arguments, json).await,
         Command::Logs(arguments) => commands::events::logs(&client()?, arguments).await,

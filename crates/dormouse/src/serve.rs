@@ -16,7 +16,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::cli::{LogFormat, ServeArgs};
 use crate::problem::Problem;
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT, or until it is asked to end over the interface (`dormouse drain --stop`).
 pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Problem> {
     log_to_stderr(arguments.log, data);
     raise_open_files();
@@ -37,14 +37,30 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
             answer: Duration::from_secs(arguments.edge_answer_seconds),
             idle: Duration::from_secs(arguments.edge_idle_seconds),
         },
+        open_metrics: arguments.open_metrics,
     };
-    let server = control::serve(host, settings).await.map_err(|error| failed(&error))?;
+    let server =
+        control::serve(Arc::clone(&host), settings).await.map_err(|error| failed(&error))?;
     tracing::info!(version = env!("CARGO_PKG_VERSION"), address = %server.address(), "dormouse is ready");
-    tokio::select! {
-        _ = terminate.recv() => tracing::info!("SIGTERM: stopping; guests go on"),
-        _ = interrupt.recv() => tracing::info!("SIGINT: stopping; guests go on"),
-    }
+    let leaving = tokio::select! {
+        _ = terminate.recv() => {
+            tracing::info!("SIGTERM: stopping; guests go on");
+            false
+        }
+        _ = interrupt.recv() => {
+            tracing::info!("SIGINT: stopping; guests go on");
+            false
+        }
+        () = server.asked_to_leave() => {
+            tracing::info!("asked to end: stopping; guests sleep on disk");
+            true
+        }
+    };
     server.stop().await;
+    if leaving {
+        // What woke once more before nobody could ask any more.
+        control::drain(&*host).await;
+    }
     Ok(0)
 }
 

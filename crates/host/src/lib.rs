@@ -14,6 +14,7 @@
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
 //! | [`timeline`], [`sandbox_log`] | what happened to a sandbox; what the daemon logged about it |
 //! | [`passage`] | whether QEMU's account can get to its files |
+//! | `usage` | what a sandbox has used, for bills |
 //! | `loopback` | connections to ports that only the guest itself reaches |
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
@@ -41,6 +42,7 @@ mod tap;
 pub mod template;
 mod terminals;
 pub mod timeline;
+mod usage;
 mod verbs;
 
 pub use daemon::{Daemon, StartError};

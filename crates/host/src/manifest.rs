@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use vmm::files::FileError;
 
 use crate::clock::Moment;
+use crate::usage::Used;
 
 /// The format this build writes. It reads this one alone so far; a newer one is refused, not guessed at.
 pub const FORMAT: u32 = 1;
@@ -71,6 +72,9 @@ pub struct Manifest {
     /// How its machine ended last, where that cost what ran (`machine_lost`, `reboot`, …); cleared by nothing but a
     /// newer end.
     pub last_end: Option<String>,
+    /// What it has used up to the last change of this manifest.
+    #[serde(default)]
+    pub used: Used,
     /// What it does.
     pub state: State,
     /// Since when.
@@ -292,6 +296,7 @@ mod tests {
             machine: None,
             woke_because: None,
             last_end: None,
+            used: Used::default(),
             state: State::Off { code: "poweroff".to_owned() },
             since: Moment::now(),
         }

@@ -7,9 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use api::usage::Usage;
 use vmm::files::FileError;
 
-use crate::manifest::{self, Manifest};
+use crate::manifest::{self, Manifest, State};
+use crate::settings::Files;
+use crate::usage::{self, Used};
 
 /// Bytes kept aside for a manifest on a full disk: several times what one takes with its folder entry.
 const SPARE_BYTES: usize = 64 * 1024;
@@ -24,6 +27,8 @@ struct Inner {
     spare: PathBuf,
     /// What stands on disk.
     now: Mutex<Manifest>,
+    /// The newest count of the guest's own programs' processor time, microseconds, that was heard of.
+    cpu_usec: Mutex<Option<u64>>,
     /// Held while writing: one change at a time.
     writing: tokio::sync::Mutex<()>,
 }
@@ -36,6 +41,7 @@ impl Record {
             path: path.to_owned(),
             spare,
             now: Mutex::new(manifest),
+            cpu_usec: Mutex::new(None),
             writing: tokio::sync::Mutex::new(()),
         }))
     }
@@ -61,13 +67,31 @@ impl Record {
     pub(crate) async fn change(&self, change: impl FnOnce(&mut Manifest)) -> Result<(), FileError> {
         let _one_at_a_time = self.0.writing.lock().await;
         let mut next = self.get();
+        let before = next.state.clone();
         change(&mut next);
         let inner = Arc::clone(&self.0);
-        let written = tokio::task::spawn_blocking(move || inner.write(&next).map(|()| next)).await;
+        let written = tokio::task::spawn_blocking(move || {
+            // Up to now it was what it was before.
+            next.used = inner.used(&next, &before);
+            inner.write(&next).map(|()| next)
+        });
+        let written = written.await;
         // The task panics or is cancelled only when the daemon goes down.
         let next = written.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()))?;
         *self.now() = next;
         Ok(())
+    }
+
+    /// Its guest says how much processor time its own programs have used, in microseconds of a count that only grows.
+    pub(crate) fn note_cpu(&self, usec: u64) {
+        *self.0.cpu_usec.lock().unwrap_or_else(PoisonError::into_inner) = Some(usec);
+    }
+
+    /// What it has used up to now. Looks at files.
+    pub(crate) fn usage(&self) -> Usage {
+        let now = self.get();
+        let used = self.0.used(&now, &now.state);
+        used.told(now.memory_mib, usage::kept_bytes(&self.0.files()))
     }
 
     fn now(&self) -> std::sync::MutexGuard<'_, Manifest> {
@@ -77,6 +101,16 @@ impl Record {
 }
 
 impl Inner {
+    fn files(&self) -> Files {
+        Files::in_dir(self.path.parent().unwrap_or(Path::new("/")))
+    }
+
+    /// What is used up to now by one that was in this state since it was last counted.
+    fn used(&self, manifest: &Manifest, state: &State) -> Used {
+        let cpu = *self.cpu_usec.lock().unwrap_or_else(PoisonError::into_inner);
+        manifest.used.up_to_now(state, cpu, || usage::kept_bytes(&self.files()))
+    }
+
     fn write(&self, next: &Manifest) -> Result<(), FileError> {
         match manifest::write(&self.path, next) {
             Err(error) if error.is_full() => {

@@ -14,9 +14,10 @@ use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
     Answer, Caller, Change, Connection, ConnectionRules, Duplex, Hold, HoldKind, Host, Known, Log,
-    NewFork, NewSandbox, OutputEvent, OutputFrom,
+    NewFork, NewSandbox, OutputEvent, OutputFrom, SleepFor,
 };
 use api::sandbox::{Sandbox, SleepTier};
+use api::usage::Usage;
 use api::{ApiError, Code, Event, SandboxId};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -41,6 +42,7 @@ use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, CallGuard, Handle, Ready, start};
 use crate::settings::Files;
 use crate::timeline::{self, Timeline};
+use crate::usage::Used;
 
 /// How long a connection to a guest's port may take to be answered at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -97,6 +99,7 @@ impl Host for Daemon {
             machine: None,
             woke_because: None,
             last_end: None,
+            used: Used::default(),
             state: State::Creating,
             since: Moment::now(),
         };
@@ -131,6 +134,7 @@ impl Host for Daemon {
             machine: None,
             woke_because: None,
             last_end: None,
+            used: Used::default(),
             state: State::Creating,
             since: Moment::now(),
             ..of.clone()
@@ -166,12 +170,27 @@ impl Host for Daemon {
         handle.view().await.map(|known| known.sandbox)
     }
 
-    async fn sleep(&self, id: &SandboxId, tier: Option<SleepTier>) -> Result<Sandbox, ApiError> {
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError> {
+        let record = self.handle(id)?.record().clone();
+        let used = tokio::task::spawn_blocking(move || record.usage()).await;
+        used.map_err(|error| internal("its usage could not be read", &error))
+    }
+
+    async fn sleep(
+        &self,
+        id: &SandboxId,
+        tier: Option<SleepTier>,
+        why: SleepFor,
+    ) -> Result<Sandbox, ApiError> {
         if matches!(tier, Some(SleepTier::Store | SleepTier::Off)) {
             return Err(ApiError::invalid("tier", "`tier` must be `memory` or `disk`"));
         }
         let handle = self.handle(id)?;
-        handle.sleep(tier).await?;
+        let cause = match why {
+            SleepFor::Asked => lifecycle::SleepCause::Asked,
+            SleepFor::Drain => lifecycle::SleepCause::Drain,
+        };
+        handle.sleep(tier, cause).await?;
         handle.view().await.map(|known| known.sandbox)
     }
 

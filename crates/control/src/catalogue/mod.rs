@@ -12,6 +12,7 @@ mod idempotency;
 mod index;
 mod project;
 mod tokens;
+mod usage;
 
 use std::path::Path;
 use std::sync::RwLock;

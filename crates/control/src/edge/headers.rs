@@ -28,7 +28,7 @@ pub(super) struct Outside<'a> {
 }
 
 /// The protocol that a request or answer wants to change to.
-pub(super) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
+pub(crate) fn upgrade(headers: &HeaderMap) -> Option<HeaderValue> {
     let asked = connection_options(headers).any(|option| option.eq_ignore_ascii_case("upgrade"));
     if asked { headers.get(UPGRADE).cloned() } else { None }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Machines(Mutex<HashMap<SandboxId, CancellationToken>>);
 
 impl Machines {
     /// Fires when the machine that runs now has ended.
-    pub(super) fn end_of(&self, id: &SandboxId) -> CancellationToken {
+    pub(crate) fn end_of(&self, id: &SandboxId) -> CancellationToken {
         // A child each, so that those who listen no more leave nothing behind.
         self.lock().entry(id.clone()).or_default().child_token()
     }

@@ -26,9 +26,10 @@ use crate::App;
 use crate::catalogue::Entry;
 use crate::make::KEY_CHARS;
 
+pub(crate) use headers::upgrade;
 pub use limits::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub(crate) use machines::Machines;
-pub(crate) use proxy::handle;
+pub(crate) use proxy::{connect, handle};
 pub(crate) use stream::Conversation;
 
 /// The port of a link without one.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use api::host::{Caller, HoldKind};
+use api::host::{Answer, Caller, Connection, HoldKind};
 use api::{ApiError, Code};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
@@ -67,8 +67,7 @@ async fn pass_on(
         return Err(ApiError::new(Code::MethodNotAllowed, "a link is no proxy"));
     }
     let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
-    let connection =
-        within(CONNECT_TIME_MAX, port, app.host().connect(id, port, caller.clone())).await?;
+    let connection = connect(app, id, port, caller.clone()).await?;
     let machine = app.machines().end_of(id);
     let woke_ms = both(hold.woke_ms, connection.woke_ms);
 
@@ -165,17 +164,22 @@ async fn standing(
     Ok(None)
 }
 
-/// A connection to a port, in time.
-pub(crate) async fn within<T>(
-    limit: Duration,
+/// A connection to a port. Waking has limits of its own; from there on it must come in time.
+pub(crate) async fn connect(
+    app: &App,
+    id: &api::SandboxId,
     port: u16,
-    connect: impl Future<Output = Result<T, ApiError>>,
-) -> Result<T, ApiError> {
-    tokio::time::timeout(limit, connect).await.unwrap_or_else(|_| {
-        let text =
-            format!("port {port} in the sandbox took no connection in {} s", limit.as_secs());
-        Err(ApiError::new(Code::Timeout, text).hint("look whether its programs are overloaded"))
-    })
+    caller: Caller,
+) -> Result<Answer<Connection>, ApiError> {
+    let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
+    let connection = app.host().connect(id, port, caller);
+    let connection =
+        tokio::time::timeout(CONNECT_TIME_MAX, connection).await.unwrap_or_else(|_| {
+            let seconds = CONNECT_TIME_MAX.as_secs();
+            let text = format!("port {port} in the sandbox took no connection in {seconds} s");
+            Err(ApiError::new(Code::Timeout, text).hint("look whether its programs are overloaded"))
+        })?;
+    Ok(Answer { woke_ms: both(hold.woke_ms, connection.woke_ms), value: connection.value })
 }
 
 fn bad_answer(error: &hyper::Error, port: u16, what: &str) -> ApiError {

@@ -4,10 +4,12 @@ mod attach;
 mod events;
 mod execs;
 mod files;
+mod forward;
 mod project;
 mod sandboxes;
 mod system;
 mod terminals;
+mod usage;
 
 pub(crate) use sandboxes::LogKind;
 
@@ -54,6 +56,11 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(files::rename))
         .routes(routes!(files::read_tree, files::write_tree))
         .routes(routes!(project::view, project::update))
+        .routes(routes!(forward::forward))
+        .routes(routes!(usage::of_one))
+        .routes(routes!(usage::of_all))
+        .routes(routes!(system::drain))
+        .routes(routes!(system::metrics))
         .routes(routes!(system::health))
         .routes(routes!(system::openapi))
 }
@@ -73,9 +80,13 @@ pub(crate) fn router(app: App) -> Router {
 /// Paths that anybody may read.
 const OPEN_PATHS: [&str; 2] = ["/v1/health", "/v1/openapi.json"];
 
+/// Where figures are read; open to anybody if the operator says so.
+const METRICS_PATH: &str = "/metrics";
+
 async fn guard(State(app): State<App>, request: Request, next: Next) -> Result<Response, Failure> {
     let local = request.extensions().get::<Peer>() == Some(&Peer::Local);
-    if !local && !OPEN_PATHS.contains(&request.uri().path()) {
+    let is_open = app.open_metrics() && request.uri().path() == METRICS_PATH;
+    if !local && !is_open && !OPEN_PATHS.contains(&request.uri().path()) {
         app.tokens().check(request.headers())?;
     }
     Ok(next.run(request).await)

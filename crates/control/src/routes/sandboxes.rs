@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use api::host::{Change, Log};
+use api::host::{Change, Log, SleepFor};
 use api::sandbox::{
     CreateSandbox, ForkRequest, Link, Sandbox, SandboxPage, SleepRequest, Status, UpdateSandbox,
 };
@@ -52,7 +52,7 @@ pub(crate) async fn create(
 ) -> Result<Response, Failure> {
     validate::create(&request)?;
     let key = idempotency_key(&headers)?;
-    Ok(made(make(&app, key, Order::Create(request)).await?))
+    Ok(made(make(&app, key, Order::Create(Box::new(request))).await?))
 }
 
 /// Filters and paging of the list.
@@ -210,7 +210,10 @@ pub(crate) async fn sleep(
     JsonBody(request): JsonBody<SleepRequest>,
 ) -> Result<Json<Sandbox>, Failure> {
     validate::sleep(&request)?;
-    to_the_end(async move { Ok(Json(app.host().sleep(&entry.id, request.tier).await?)) }).await
+    to_the_end(async move {
+        Ok(Json(app.host().sleep(&entry.id, request.tier, SleepFor::Asked).await?))
+    })
+    .await
 }
 
 /// Restart a sandbox

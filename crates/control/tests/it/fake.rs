@@ -15,9 +15,10 @@ use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
     Answer, Caller, Change, Connection, ConnectionRules, Hold, HoldKind, Host, Known, Log, NewFork,
-    NewSandbox, OutputEvent, OutputFrom,
+    NewSandbox, OutputEvent, OutputFrom, SleepFor,
 };
 use api::sandbox::{AwakeReason, PolicyPatch, Sandbox, SleepTier, Status};
+use api::usage::Usage;
 use api::{ApiError, Code, Event, SandboxId};
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -45,6 +46,11 @@ pub(crate) struct Fake {
     pub(crate) makes: AtomicUsize,
     /// The next create or fork fails with this.
     pub(crate) fail_make: Mutex<Option<ApiError>>,
+    /// These cannot be put to sleep.
+    pub(crate) fail_sleep: Mutex<BTreeMap<SandboxId, ApiError>>,
+    sleeping_now: Mutex<usize>,
+    /// Most that were being put to sleep at a time.
+    pub(crate) sleeping_most: AtomicUsize,
     /// How often a refused port is tried again.
     pub(crate) port_retries: AtomicUsize,
 }
@@ -76,6 +82,9 @@ impl Fake {
             awake_connections: Arc::new(watch::channel(0).0),
             makes: AtomicUsize::new(0),
             fail_make: Mutex::new(None),
+            fail_sleep: Mutex::default(),
+            sleeping_now: Mutex::default(),
+            sleeping_most: AtomicUsize::new(0),
             port_retries: AtomicUsize::new(0),
         })
     }
@@ -295,14 +304,32 @@ impl Host for Fake {
         })
     }
 
-    async fn sleep(&self, id: &SandboxId, tier: Option<SleepTier>) -> Result<Sandbox, ApiError> {
+    async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError> {
+        self.known(id)?;
+        Ok(Usage { awake_seconds: 1.5, state_bytes: 10, ..Usage::default() })
+    }
+
+    async fn sleep(
+        &self,
+        id: &SandboxId,
+        tier: Option<SleepTier>,
+        why: SleepFor,
+    ) -> Result<Sandbox, ApiError> {
+        if let Some(error) = self.fail_sleep.lock().unwrap().get(id) {
+            return Err(error.clone());
+        }
+        *self.sleeping_now.lock().unwrap() += 1;
+        let most = *self.sleeping_now.lock().unwrap();
+        self.sleeping_most.fetch_max(most, Ordering::SeqCst);
+        tokio::task::yield_now().await;
+        *self.sleeping_now.lock().unwrap() -= 1;
         let sandbox = self.change(id, |sandbox| {
             sandbox.status = Status::Sleeping;
             sandbox.sleep_tier = Some(tier.unwrap_or(SleepTier::Memory));
             sandbox.awake_because.clear();
             sandbox.will_sleep_at = None;
         })?;
-        self.say(id, "sandbox.slept", "asked for");
+        self.say(id, "sandbox.slept", if why == SleepFor::Drain { "drained" } else { "asked for" });
         Ok(sandbox)
     }
 

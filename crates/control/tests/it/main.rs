@@ -9,4 +9,5 @@ mod fake_terminals;
 mod files;
 mod idempotency;
 mod rest;
+mod system;
 mod terminals;

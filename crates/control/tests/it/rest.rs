@@ -485,6 +485,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         domain: "localhost".into(),
         public_url: None,
         edge: control::EdgeLimits::default(),
+        open_metrics: false,
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {
         panic!("two daemons on one folder");

@@ -5,6 +5,7 @@ pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod execs;
 pub(crate) mod files;
+pub(crate) mod forward;
 pub(crate) mod images;
 pub(crate) mod project;
 pub(crate) mod sandboxes;
@@ -12,3 +13,4 @@ pub(crate) mod shell;
 
 /// Exit code of a program that writes to a pipe which nobody reads: that of the signal for it.
 const EXIT_NO_READER: i32 = 128 + 13;
+pub(crate) mod usage;

@@ -64,7 +64,11 @@ pub(crate) enum Message {
     /// Bytes flowed that are no packets on its link, and count like them.
     Flowed,
     /// Put to sleep now.
-    Sleep { tier: Option<SleepTier>, reply: oneshot::Sender<Result<(), ApiError>> },
+    Sleep {
+        tier: Option<SleepTier>,
+        cause: lifecycle::SleepCause,
+        reply: oneshot::Sender<Result<(), ApiError>>,
+    },
     /// Boot anew.
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
     /// Remove.
@@ -186,8 +190,12 @@ impl Handle {
         self.ask(|reply| Message::Call { call, what, began: Instant::now(), reply }).await?
     }
 
-    pub(crate) async fn sleep(&self, tier: Option<SleepTier>) -> Result<(), ApiError> {
-        self.ask(|reply| Message::Sleep { tier, reply }).await?
+    pub(crate) async fn sleep(
+        &self,
+        tier: Option<SleepTier>,
+        cause: lifecycle::SleepCause,
+    ) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Sleep { tier, cause, reply }).await?
     }
 
     pub(crate) async fn restart(&self) -> Result<(), ApiError> {

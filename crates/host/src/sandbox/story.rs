@@ -36,6 +36,7 @@ pub(super) fn tell(
             ),
         ),
         What::SleepFailed { code } => {
+            data.insert("code".to_owned(), json!(code.as_str()));
             ("sleep_failed", format!("could not be put to sleep: {}", code.as_str()))
         }
         What::Slept { tier, cause } => {
@@ -48,20 +49,18 @@ pub(super) fn tell(
             ("demoted", "sleeps on disk from now on".to_owned())
         }
         What::DemoteFailed { code } => {
+            data.insert("code".to_owned(), json!(code.as_str()));
             ("demote_failed", format!("could not move from memory to disk: {}", code.as_str()))
         }
         What::Waking { from, cause } => {
             data.insert("tier".to_owned(), json!(tier_word(*from)));
             ("waking", format!("is being woken by {}", need(*cause, what)))
         }
-        What::WakeFailed { code, again } => (
-            "wake_failed",
-            format!(
-                "could not be woken: {}{}",
-                code.as_str(),
-                if *again { "; tried again" } else { "" }
-            ),
-        ),
+        What::WakeFailed { code, again } => {
+            data.insert("code".to_owned(), json!(code.as_str()));
+            let then = if *again { "; tried again" } else { "" };
+            ("wake_failed", format!("could not be woken: {}{then}", code.as_str()))
+        }
         What::Woke { from, cause, slept_ms } => {
             data.insert("tier".to_owned(), json!(tier_word(*from)));
             data.insert("cause".to_owned(), json!(cause_word(*cause)));

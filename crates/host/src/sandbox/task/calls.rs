@@ -22,10 +22,10 @@ impl Task {
             Message::Call { call, what, began, reply } => self.on_call(call, what, began, reply),
             Message::CallEnded(kind) => self.core.handle_call_ended(now, kind),
             Message::Flowed => self.core.handle_packets(now),
-            Message::Sleep { tier, reply } => {
+            Message::Sleep { tier, cause, reply } => {
                 let tier = tier
                     .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
-                let served = self.core.handle_sleep(now, lifecycle::SleepCause::Asked, tier);
+                let served = self.core.handle_sleep(now, cause, tier);
                 self.wait_for(Goal::Asleep, served, reply);
             }
             Message::Restart { reply } => {

@@ -152,7 +152,10 @@ impl Task {
         self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
         self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
         match sample {
-            Ok(sample) => self.core.handle_sample(now(), self.facts(&sample)),
+            Ok(sample) => {
+                self.record.note_cpu(sample.cpu_usec);
+                self.core.handle_sample(now(), self.facts(&sample));
+            }
             Err(error) => {
                 tracing::debug!(sandbox = %self.id, error, "no sample");
                 self.nudge().await;
