@@ -63,7 +63,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             data.display()
         );
     }
-    eprintln!("Kept: the Debian packages that `up` installed; `cargo xtask setup` names them.");
+    eprintln!("Kept: the Debian packages that `up` installed.");
     Ok(())
 }
 
@@ -170,19 +170,53 @@ fn remove_programs() -> Result<()> {
     }
 }
 
-/// Deletes the data folder, if it looks like one.
+/// Everything that Dormouse puts into a data folder.
+const IN_DATA: [&str; 13] = [
+    "dormouse.db",
+    "dormouse.db-shm",
+    "dormouse.db-wal",
+    "dormouse.sock",
+    "admin.token",
+    "daemon.lock",
+    "daemon.log",
+    "daemon.process",
+    "forwarding.before",
+    "qemu.json",
+    "images",
+    "sandboxes",
+    "templates",
+];
+
+/// Deletes what is Dormouse's in the data folder, if it looks like one, and the folder if nothing else is in it.
 fn purge(data: &Path) -> Result<()> {
     if !data.is_dir() {
         return Ok(());
     }
-    let ours = ["dormouse.db", "images", "sandboxes", "templates", "daemon.log"];
-    if !ours.iter().any(|name| data.join(name).exists()) || data.parent().is_none() {
+    // None of the names that somebody else's folder may well have.
+    let signs = ["dormouse.db", "daemon.lock", "daemon.log", "images/.lock"];
+    if !signs.iter().any(|name| data.join(name).exists()) {
         return Err(Failure::new(format!(
             "{} does not look like a data folder: delete it yourself",
             data.display()
         )));
     }
-    fs::remove_dir_all(data).context(format!("remove {}", data.display()))
+    for path in IN_DATA.iter().map(|name| data.join(name)) {
+        let removed =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).context(format!("remove {}", path.display()));
+            }
+            _ => {}
+        }
+    }
+    match fs::remove_dir(data) {
+        Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {
+            eprintln!("    what is not Dormouse's stays in {}", data.display());
+            Ok(())
+        }
+        other => other.context(format!("remove {}", data.display())),
+    }
 }
 
 fn tool(name: &str) -> Result<Command> {

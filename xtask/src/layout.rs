@@ -21,9 +21,11 @@ pub(crate) const PROGRAM: &str = "dormouse";
 /// File name of the guest agent, which the image builder looks for beside the program.
 pub(crate) const GUEST_AGENT: &str = "dormouse-guest";
 
-/// Root of the repository.
+/// Root of the repository: where cargo runs this program from; where it was built, when cargo does not run it.
 pub(crate) fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    // Asked first, for cargo does not build it anew where the repository was moved.
+    env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
         .parent()
         .map_or_else(|| PathBuf::from("."), Path::to_owned)
 }
@@ -33,9 +35,11 @@ pub(crate) fn target() -> PathBuf {
     env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), |dir| root().join(dir))
 }
 
-/// The data folder.
+/// The data folder. Absolute: the daemon's working folder is another one.
 pub(crate) fn data() -> PathBuf {
-    env::var_os("DORMOUSE_DATA").map_or_else(|| PathBuf::from(DATA_DEFAULT), PathBuf::from)
+    let data =
+        env::var_os("DORMOUSE_DATA").map_or_else(|| PathBuf::from(DATA_DEFAULT), PathBuf::from);
+    std::path::absolute(&data).unwrap_or(data)
 }
 
 /// Where tests put what guests' machines open: below the target folder, unless their accounts cannot get there (Debian makes

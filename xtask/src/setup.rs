@@ -76,8 +76,9 @@ const PACKAGES: [Package; 12] = [
 ];
 
 /// What the tests need besides.
-const TEST_PACKAGES: [Package; 3] = [
+const TEST_PACKAGES: [Package; 4] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
+    package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
     package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];

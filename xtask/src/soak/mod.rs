@@ -75,6 +75,16 @@ const SOAKS: &[Soak] = &[
         environment: &[("DORMOUSE_SOAK_FORKS", "20")],
     },
     Soak {
+        name: "pressure",
+        about: "40 sandboxes with room for 10 in memory: all answer in turn, and never is more resident than the budget",
+        program: "memory",
+        tests: "",
+        environment: &[
+            ("DORMOUSE_SOAK_PRESSURE_SANDBOXES", "40"),
+            ("DORMOUSE_SOAK_PRESSURE_ROOM", "10"),
+        ],
+    },
+    Soak {
         name: "failures",
         about: "full disk, damaged state, QEMU killed: what each ends as, and the restart after it",
         program: "failures",

@@ -226,6 +226,17 @@ impl Drop for FakeHold {
     }
 }
 
+impl Drop for Fake {
+    /// What its sandboxes still run ends with it.
+    fn drop(&mut self) {
+        for one in self.state().values() {
+            for exec in &one.execs {
+                kill(exec, 9);
+            }
+        }
+    }
+}
+
 #[async_trait]
 impl Host for Fake {
     fn name(&self) -> &'static str {
