@@ -32,6 +32,14 @@ pub fn open_files(pid: i32) -> usize {
     std::fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count)
 }
 
+/// What a process holds resident, MiB; 0 for one that has gone.
+pub fn resident_mib(pid: i32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
 /// Whether a process has a file open.
 pub fn has_open(pid: i32, file: &Path) -> bool {
     std::fs::read_dir(format!("/proc/{pid}/fd")).is_ok_and(|open| {

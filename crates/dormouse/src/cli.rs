@@ -616,6 +616,14 @@ pub(crate) struct ServeArgs {
     /// How long sandboxes sleep in memory before they move to disk, seconds, unless they say otherwise.
     #[arg(long, env = "DORMOUSE_MEMORY_TIER_SECONDS", value_name = "SECONDS")]
     pub(crate) memory_tier_seconds: Option<u64>,
+    /// How much memory sandboxes may hold resident, MiB; each counts its size and 96 MiB for QEMU. Who finds no room waits
+    /// while sleepers move from memory to disk, the longest asleep first. Default: no limit.
+    #[arg(long, env = "DORMOUSE_MEMORY_BUDGET_MIB", value_name = "MIB")]
+    pub(crate) memory_budget_mib: Option<u64>,
+    /// How long a sandbox waits for room in memory before it is refused, seconds.
+    #[arg(long, env = "DORMOUSE_MEMORY_WAIT_SECONDS", value_name = "SECONDS",
+        default_value_t = host::budget::WAIT_DEFAULT.as_secs())]
+    pub(crate) memory_wait_seconds: u64,
     /// How long a server in a sandbox may be silent before it begins to answer a request through a link, seconds.
     #[arg(long, env = "DORMOUSE_EDGE_ANSWER_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
         default_value_t = control::ANSWER_TIME_DEFAULT.as_secs())]

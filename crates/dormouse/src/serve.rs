@@ -73,6 +73,8 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     if let Some(subnet) = arguments.subnet {
         settings.subnet = subnet;
     }
+    settings.memory_budget_mib = arguments.memory_budget_mib;
+    settings.memory_wait = Duration::from_secs(arguments.memory_wait_seconds);
     if let Some(seconds) = arguments.memory_tier_seconds {
         settings.memory_tier = Duration::from_secs(seconds);
     }

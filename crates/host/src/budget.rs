@@ -18,21 +18,31 @@ use tokio::sync::{Notify, oneshot};
 /// for stacks and queues. Measured as 30 to 75 on QEMU 7.2 with TCG.
 pub(crate) const QEMU_MIB: u64 = 96;
 
-/// How long a machine may wait for room: longer than it takes to move a few sleepers to disk, and about as long as whoever
-/// waits for its answer will.
-pub(crate) const WAIT_LIMIT: Duration = Duration::from_secs(60);
+/// How long a machine waits for room, unless set otherwise: longer than it takes to move a few sleepers to disk, and about as
+/// long as whoever waits for its answer will.
+pub const WAIT_DEFAULT: Duration = Duration::from_mins(1);
 
 /// Why there is no room.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoRoom {
+pub enum NoRoom {
     /// It can never have it.
     #[error("it needs {needed} MiB, and the host's memory budget is {budget} MiB")]
-    TooLarge { needed: u64, budget: u64 },
+    TooLarge {
+        /// MiB.
+        needed: u64,
+        /// MiB.
+        budget: u64,
+    },
     /// Nobody made room in time.
     #[error(
         "the host's memory budget of {budget} MiB is taken by sandboxes that are awake, and {needed} MiB are needed"
     )]
-    Taken { needed: u64, budget: u64 },
+    Taken {
+        /// MiB.
+        needed: u64,
+        /// MiB.
+        budget: u64,
+    },
 }
 
 /// The budget of a host. Cheap to clone.
@@ -131,7 +141,8 @@ impl Budget {
     }
 
     /// MiB that are taken, and how many machines wait.
-    pub(crate) fn load(&self) -> (u64, usize) {
+    #[cfg(test)]
+    fn load(&self) -> (u64, usize) {
         let inner = self.inner();
         (inner.taken_mib, inner.waiting.len())
     }
@@ -249,7 +260,7 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn room_is_given_in_order_of_arrival_and_the_oldest_sleeper_makes_it() {
         let budget = budget(2);
         let one = budget.seat(SIZE, LONG).await.expect("room");
@@ -274,12 +285,12 @@ mod tests {
         assert_eq!(budget.load(), (0, 0));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn who_waits_in_vain_is_told_and_leaves_the_queue() {
         let budget = budget(1);
         let living = budget.seat_of_living(SIZE);
         let more = budget.seat_of_living(SIZE);
-        let refused = budget.seat(SIZE, WAIT_LIMIT).await.expect_err("no room");
+        let refused = budget.seat(SIZE, Duration::from_millis(20)).await.expect_err("no room");
         assert_eq!(refused, NoRoom::Taken { needed: 200, budget: 200 });
         assert_eq!(budget.load(), (400, 0), "what was found alive counts, beyond the budget too");
         let too_large = budget.seat(4096, LONG).await.expect_err("never");
@@ -288,7 +299,7 @@ mod tests {
         budget.seat(SIZE, LONG).await.expect("room");
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_sleeper_that_wakes_instead_of_making_room_is_replaced_by_another() {
         let budget = budget(1);
         let seat = budget.seat(SIZE, LONG).await.expect("room");
@@ -309,7 +320,8 @@ mod tests {
     #[tokio::test]
     async fn without_a_budget_nobody_waits() {
         let budget = Budget::new(None);
-        let _all: Vec<_> = futures_util::future::join_all((0..100).map(|_| budget.seat(16_384, LONG))).await;
+        let _all: Vec<_> =
+            futures_util::future::join_all((0..100).map(|_| budget.seat(16_384, LONG))).await;
         assert_eq!(budget.load().1, 0);
     }
 }

@@ -9,10 +9,11 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use api::{ApiError, Code, Event, SandboxId};
-use tokio::sync::{broadcast, mpsc};
+use tokio::sync::{Semaphore, broadcast, mpsc};
 use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
 
+use crate::budget::Budget;
 use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
@@ -120,6 +121,7 @@ impl Daemon {
         };
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
         let disk_low = watch_disk(settings.sandboxes_dir());
+        let budget = Budget::new(settings.memory_budget_mib);
         let ground = Arc::new(Ground {
             disk_low,
             settings,
@@ -128,6 +130,8 @@ impl Daemon {
             subnet,
             slots: Slots::default(),
             templates: Templates::default(),
+            budget,
+            restores: Semaphore::new(restores_at_once()),
         });
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
@@ -202,6 +206,12 @@ impl Daemon {
 /// An image that cannot be used, for a client.
 pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
     ApiError::invalid("image", chain(error)).hint("`dormouse images build` makes the default image")
+}
+
+/// How many machines are brought back from disk at a time: twice as many as there are processors, for each waits for the disk
+/// now and then.
+fn restores_at_once() -> usize {
+    2 * std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
 }
 
 /// Makes the folders.

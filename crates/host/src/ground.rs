@@ -3,9 +3,10 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use vmm::{Account, Disk, Fingerprint, MachineSpec, Network, Outlets, Qemu};
 
+use crate::budget::Budget;
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
 use crate::settings::Settings;
@@ -22,6 +23,11 @@ pub(crate) struct Ground {
     pub(crate) subnet: Subnet,
     pub(crate) slots: Slots,
     pub(crate) templates: Templates,
+    /// Room in memory.
+    pub(crate) budget: Budget,
+    /// Turns for bringing machines back from disk: more at a time than there are processors help nobody, and the first that
+    /// came would end last. Given in order of arrival.
+    pub(crate) restores: Semaphore,
     /// Whether the disk is so full that running guests must stand still.
     pub(crate) disk_low: watch::Receiver<bool>,
 }

@@ -19,6 +19,7 @@
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
 
+pub mod budget;
 pub mod clock;
 pub mod daemon;
 mod exec;

@@ -323,6 +323,7 @@ impl Finder<'_> {
             }
         };
         self.body.machine = Some(machine);
+        self.body.seat = Some(self.ground.budget.seat_of_living(manifest.memory_mib));
         match Port::shared_with(process, self.ground.subnet, self.body.slot.number()) {
             Ok(port) => self.body.port = Some(port),
             Err(error) => {
@@ -335,6 +336,7 @@ impl Finder<'_> {
     /// A machine that is of no use any more.
     async fn end(&mut self, process: Option<ProcessId>) -> Result<(), String> {
         self.body.machine = None;
+        self.body.seat = None;
         if let Some(process) = process {
             self.kill(&process).await;
         }

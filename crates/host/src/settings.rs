@@ -32,6 +32,10 @@ pub struct Settings {
     pub memory_tier: Duration,
     /// How long a refused port is tried again after a start or a wake.
     pub port_retry: Duration,
+    /// How much memory guests and their QEMUs may hold resident, MiB; `None`: as much as there is.
+    pub memory_budget_mib: Option<u64>,
+    /// How long a machine waits for room in memory before it is refused.
+    pub memory_wait: Duration,
 }
 
 impl Settings {
@@ -47,6 +51,8 @@ impl Settings {
             uid_base: 1_880_000_000,
             memory_tier: MEMORY_TIER_DEFAULT,
             port_retry: PORT_RETRY_DEFAULT,
+            memory_budget_mib: None,
+            memory_wait: crate::budget::WAIT_DEFAULT,
         }
     }
 

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::Mutex;
 use vmm::{BootImage, Fingerprint, Machine};
 
+use crate::budget;
 use crate::clock::Moment;
 use crate::ground::Ground;
 use crate::guest::{
@@ -100,6 +101,9 @@ pub enum TemplateError {
     /// The guest agent.
     #[error("speak with the template's guest")]
     Link(#[from] LinkError),
+    /// There is no room in memory.
+    #[error(transparent)]
+    Room(#[from] budget::NoRoom),
     /// The guest agent said no.
     #[error("wake the template's guest")]
     Wake(#[from] WakeError),
@@ -191,6 +195,7 @@ async fn make(
     memory_mib: u32,
     scratch: &Path,
 ) -> Result<(), TemplateError> {
+    let _seat = ground.budget.seat(memory_mib, ground.settings.memory_wait).await?;
     let files = Files::in_dir(scratch);
     make_folder(&files)
         .map_err(|source| TemplateError::File { doing: "make the template's folder", source })?;
@@ -210,9 +215,14 @@ async fn make(
         image.root(),
         port.tap_fd(),
     );
-    let mut machine = Machine::boot(&ground.qemu, &spec, &boot_image(ground, image)).await?;
-    let made = warm_up_and_save(image, &files, &mut machine).await;
-    machine.kill().await?;
+    let made = match Machine::boot(&ground.qemu, &spec, &boot_image(ground, image)).await {
+        Ok(mut machine) => {
+            let made = warm_up_and_save(image, &files, &mut machine).await;
+            machine.kill().await?;
+            made
+        }
+        Err(error) => Err(error.into()),
+    };
     let removed = port.remove();
     removed.map_err(|source| TemplateError::File { doing: "remove the template's tap", source })?;
     made

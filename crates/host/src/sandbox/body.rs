@@ -11,6 +11,7 @@ use std::sync::Arc;
 use api::SandboxId;
 use vmm::{Account, Disk, Machine, MachineSpec, Network, Outlets};
 
+use crate::budget::Seat;
 use crate::ground::Ground;
 use crate::guest::{GuestLink, LinkError};
 use crate::network::GATEWAY_MAC;
@@ -29,6 +30,8 @@ pub(crate) struct Body {
     pub(crate) slot: Slot,
     /// The living machine: running, or stopped in memory.
     pub(crate) machine: Option<Machine>,
+    /// Its room in memory, as long as there is a machine.
+    pub(crate) seat: Option<Seat>,
     /// Its end of the network. `None` only before the first start and after the end.
     pub(crate) port: Option<Port>,
     pub(crate) link: GuestLink,
@@ -37,7 +40,7 @@ pub(crate) struct Body {
 impl Body {
     /// A body without a machine.
     pub(crate) fn new(files: Files, slot: Slot) -> Result<Self, LinkError> {
-        Ok(Self { files, slot, machine: None, port: None, link: GuestLink::random()? })
+        Ok(Self { files, slot, machine: None, seat: None, port: None, link: GuestLink::random()? })
     }
 
     /// Makes the tap where there is none.
@@ -66,6 +69,7 @@ impl Body {
         if let Some(mut machine) = self.machine.take() {
             machine.kill().await?;
         }
+        self.seat = None;
         Ok(())
     }
 }

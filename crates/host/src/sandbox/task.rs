@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use api::SandboxId;
 use lifecycle::{
     Attempt, Call, CallKind, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report,
-    Sandbox, Time, What, Work,
+    Sandbox, Tier, Time, What, Work,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -23,6 +23,7 @@ use super::body::Body;
 use super::replies::{Waiter, Watcher, outcome};
 use super::work::{Done, Said, Signals, Worker, chain};
 use super::{Handle, Message, STARTS_MAX, story, view};
+use crate::budget::Offer;
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
 use crate::guest::GuestLink;
@@ -110,6 +111,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         capture_to: Vec::new(),
         sampling: false,
         held: Held::default(),
+        offer: None,
         sample_at: Instant::now(),
         // One that was found running is met at once.
         reattach_at: found_running.then(Instant::now),
@@ -154,6 +156,8 @@ struct Task {
     sample_at: Instant,
     /// What the guest's programs held when it was last told.
     held: Held,
+    /// Asleep in memory, it can make room for others.
+    offer: Option<Offer>,
     /// The link of a running guest is being, or was in vain, made anew until this moment.
     reattach_at: Option<Instant>,
     /// Its machine was made to stand still because the disk is nearly full.
@@ -173,6 +177,7 @@ enum Next {
     Detached,
     Disk,
     Held(Held),
+    RoomNeeded,
 }
 
 impl Task {
@@ -195,6 +200,7 @@ impl Task {
                 Next::Detached => self.reattach(),
                 Next::Disk => self.halt_or_go_on().await,
                 Next::Held(held) => self.on_held(held),
+                Next::RoomNeeded => self.core.handle_demote(now()),
             }
             self.pump(Map::new()).await;
         }
@@ -233,6 +239,7 @@ impl Task {
             () = disk_changed(&mut self.disk_low, self.halted, running) => Next::Disk,
             () = detached => Next::Detached,
             held = held => Next::Held(held),
+            () = asked(self.offer.as_ref()) => Next::RoomNeeded,
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
             () = tokio::time::sleep(nap) => Next::Time,
         }
@@ -254,6 +261,21 @@ impl Task {
         }
         self.begin_work();
         self.answer_waiters();
+        self.offer_room();
+    }
+
+    /// Says whether it can make room in memory for others: asleep there, and on its way to disk.
+    fn offer_room(&mut self) {
+        let (Phase::Asleep { tier: Tier::Memory, since }
+        | Phase::Demoting { since, wake: None, .. }) = *self.core.phase()
+        else {
+            self.offer = None;
+            return;
+        };
+        if self.offer.is_none() {
+            let memory_mib = self.record.with(|manifest| manifest.memory_mib);
+            self.offer = Some(self.ground.budget.offer(since.as_millis(), memory_mib));
+        }
     }
 
     /// Who waited when the machine ended still needs it: their need was counted as served by the machine that is gone.
@@ -390,6 +412,7 @@ impl Task {
         let Some(mut body) = self.body.take() else { return };
         if body.machine.as_ref().is_some_and(|machine| machine.exit().is_some()) {
             body.machine = None;
+            body.seat = None;
         }
         self.halted = false;
         let (say, signals) = Signals::new();
@@ -429,7 +452,11 @@ impl Task {
             self.failure = Some(error.clone());
         }
         let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);
-        self.body = Some(done.body);
+        let mut body = done.body;
+        if machine.is_none() {
+            body.seat = None;
+        }
+        self.body = Some(body);
         let now = now();
         let heard = self.core.handle_report(now, done.attempt, done.report);
         if heard == Heard::OutOfPlace {
@@ -465,6 +492,7 @@ impl Task {
             self.link.lost(story::death_code(death));
             if let Some(body) = &mut self.body {
                 body.machine = None;
+                body.seat = None;
             }
         }
     }
@@ -488,6 +516,14 @@ impl Task {
 /// The moment, on the state machine's clock.
 fn now() -> Time {
     Time::from_millis(clock::since_boot_ms())
+}
+
+/// Waits until others need room.
+async fn asked(offer: Option<&Offer>) {
+    match offer {
+        Some(offer) => offer.asked().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn died(exit: Option<(Attempt, ExitWatch)>) -> (Attempt, ExitCause) {

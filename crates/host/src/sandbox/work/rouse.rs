@@ -119,6 +119,11 @@ impl Worker {
         if let Err(mismatch) = saved.machine.compatible(&ground.qemu.fingerprint(&spec)) {
             return Err(failed(FailureCode::SnapshotMismatch, Left::Asleep, &mismatch));
         }
+        self.take_seat(before.memory_mib, Left::Asleep).await?;
+        let ground_for_turn = Arc::clone(&self.ground);
+        let turn = self.unless_superseded(ground_for_turn.restores.acquire()).await;
+        let turn = turn.map_err(|error| fail(&error))?;
+        self.phases.mark("turn");
         let state = self.body.files.state();
         let slept = saved.slept_at.elapsed();
         fault::point("restoring");
@@ -166,7 +171,9 @@ impl Worker {
             Continuity::Clean
         };
         self.attach(continuity, WAKE_LIMIT).await?;
-        self.go_on().await
+        let woke = self.go_on().await;
+        drop(turn);
+        woke
     }
 
     /// From its own disk, anew.
@@ -179,6 +186,7 @@ impl Worker {
         self.phases.mark("end");
         self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
         let manifest = self.record.get();
+        self.take_seat(manifest.memory_mib, Left::Lost).await?;
         let image =
             self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
         let ground = Arc::clone(&self.ground);
@@ -298,6 +306,24 @@ impl Worker {
             });
         }
         Ok(Report::Ready)
+    }
+
+    /// Waits for room in memory, in order of arrival.
+    async fn take_seat(&mut self, memory_mib: u32, left: Left) -> Result<(), Failed> {
+        if self.body.seat.is_some() {
+            return Ok(());
+        }
+        let seat = self.ground.budget.seat(memory_mib, self.ground.settings.memory_wait);
+        let seat = self.unless_superseded(seat).await;
+        let error = match seat {
+            Ok(seat) => {
+                self.body.seat = Some(seat);
+                self.phases.mark("room");
+                return Ok(());
+            }
+            Err(error) => chain(&error),
+        };
+        Err(Failed { code: FailureCode::NoCapacity, left, error })
     }
 
     /// Refuses when the disk has less than this left: a guest that finds no room for a page of its memory dies of it.
