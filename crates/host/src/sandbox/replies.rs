@@ -40,7 +40,11 @@ pub(super) fn outcome(
 ) -> Option<Result<(), ApiError>> {
     let refused = |refusal: Refusal| Some(Err(refusal_error(refusal, failure)));
     match (goal, event) {
-        (Goal::Asleep, What::Slept { .. } | What::Demoted | What::SleepCancelled { .. })
+        // One that slept in memory and was to move to disk may be woken before it has: there is no other word of that.
+        (
+            Goal::Asleep,
+            What::Slept { .. } | What::Demoted | What::SleepCancelled { .. } | What::Woke { .. },
+        )
         | (Goal::Started, What::Started { .. })
         | (Goal::Gone, What::Deleted) => Some(Ok(())),
         (
@@ -120,4 +124,20 @@ pub(super) fn shortage_error(refusal: Refusal, failure: Option<&str>) -> ApiErro
     let mut error = ApiError::new(code, format!("it cannot be woken now: {why}"));
     error.retryable = true;
     error.hint("it sleeps on and nothing of it is lost; make room on the host, and it wakes")
+}
+
+#[cfg(test)]
+mod tests {
+    use lifecycle::{CallKind, Cause, Tier};
+
+    use super::*;
+
+    #[test]
+    fn who_asked_for_sleep_on_disk_is_answered_when_a_need_comes_first() {
+        let cause = Cause::Call(Call::of(CallKind::Api));
+        let woke = What::Woke { from: Tier::Memory, cause, slept_ms: 12 };
+        assert!(matches!(outcome(&Goal::Asleep, &woke, None), Some(Ok(()))));
+        let waking = What::Waking { from: Tier::Memory, cause };
+        assert!(outcome(&Goal::Asleep, &waking, None).is_none());
+    }
 }
