@@ -12,7 +12,7 @@ use vmm::files::FileError;
 
 use crate::manifest::{self, Manifest, State};
 use crate::settings::Files;
-use crate::usage::{self, Used};
+use crate::usage::{self, CpuHeard, Used};
 
 /// Bytes kept aside for a manifest on a full disk: several times what one takes with its folder entry.
 const SPARE_BYTES: usize = 64 * 1024;
@@ -27,8 +27,8 @@ struct Inner {
     spare: PathBuf,
     /// What stands on disk.
     now: Mutex<Manifest>,
-    /// The newest count of the guest's own programs' processor time, microseconds, that was heard of.
-    cpu_usec: Mutex<Option<u64>>,
+    /// The counts of the guest's own programs' processor time that were heard of.
+    cpu: Mutex<Option<CpuHeard>>,
     /// Held while writing: one change at a time.
     writing: tokio::sync::Mutex<()>,
 }
@@ -41,7 +41,7 @@ impl Record {
             path: path.to_owned(),
             spare,
             now: Mutex::new(manifest),
-            cpu_usec: Mutex::new(None),
+            cpu: Mutex::new(None),
             writing: tokio::sync::Mutex::new(()),
         }))
     }
@@ -84,7 +84,8 @@ impl Record {
 
     /// Its guest says how much processor time its own programs have used, in microseconds of a count that only grows.
     pub(crate) fn note_cpu(&self, usec: u64) {
-        *self.0.cpu_usec.lock().unwrap_or_else(PoisonError::into_inner) = Some(usec);
+        let mut heard = self.0.cpu.lock().unwrap_or_else(PoisonError::into_inner);
+        heard.get_or_insert(CpuHeard { first_usec: usec, newest_usec: usec }).newest_usec = usec;
     }
 
     /// What it has used up to now. Looks at files.
@@ -107,7 +108,7 @@ impl Inner {
 
     /// What is used up to now by one that was in this state since it was last counted.
     fn used(&self, manifest: &Manifest, state: &State) -> Used {
-        let cpu = *self.cpu_usec.lock().unwrap_or_else(PoisonError::into_inner);
+        let cpu = *self.cpu.lock().unwrap_or_else(PoisonError::into_inner);
         manifest.used.up_to_now(state, cpu, || usage::kept_bytes(&self.files()))
     }
 

@@ -20,6 +20,15 @@ const BLOCK_BYTES: u64 = 512;
 /// Bytes of a MiB.
 const MIB_BYTES: u64 = 1024 * 1024;
 
+/// What was heard of a guest's count of processor time, since the daemon started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CpuHeard {
+    /// The first count, microseconds.
+    pub(crate) first_usec: u64,
+    /// The newest one.
+    pub(crate) newest_usec: u64,
+}
+
 /// Sums up to a moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -45,12 +54,12 @@ pub struct Used {
 }
 
 impl Used {
-    /// The sums, gone on to now in a state that was all the while. `cpu`: the newest count that was heard of; `kept`: bytes
+    /// The sums, gone on to now in a state that was all the while. `cpu`: the counts that were heard of; `kept`: bytes
     /// kept, asked only where they count.
     pub(crate) fn up_to_now(
         &self,
         state: &State,
-        cpu: Option<u64>,
+        cpu: Option<CpuHeard>,
         kept: impl FnOnce() -> u64,
     ) -> Self {
         let now = Moment::now();
@@ -63,7 +72,7 @@ impl Used {
         ms: u64,
         now: Moment,
         state: &State,
-        cpu: Option<u64>,
+        cpu: Option<CpuHeard>,
         kept: impl FnOnce() -> u64,
     ) -> Self {
         let mut used = Self { until: Some(now), ..self.clone() };
@@ -91,15 +100,12 @@ impl Used {
             used.state_mib_seconds += rest / 1000;
             used.state_rest = rest % 1000;
         }
-        if let Some(count) = cpu {
-            // One that shrinks is that of a new machine. What was used before the first that is heard of is not its own: a
-            // copy's count begins with its parent's.
-            used.cpu_usec += match used.cpu_seen_usec {
-                Some(seen) if count >= seen => count - seen,
-                Some(_) => count,
-                None => 0,
-            };
-            used.cpu_seen_usec = Some(count);
+        if let Some(CpuHeard { first_usec, newest_usec }) = cpu {
+            // What was used before the first count is not its own: a copy's count begins with its parent's.
+            let seen = used.cpu_seen_usec.unwrap_or(first_usec);
+            // One that shrinks is that of a new machine.
+            used.cpu_usec += newest_usec.checked_sub(seen).unwrap_or(newest_usec);
+            used.cpu_seen_usec = Some(newest_usec);
         }
         used
     }
@@ -169,7 +175,8 @@ mod tests {
         State::Off { code: "poweroff".to_owned() }
     }
 
-    fn step(used: &Used, state: &State, now: Moment, cpu: Option<u64>) -> Used {
+    fn step(used: &Used, state: &State, now: Moment, newest: Option<u64>) -> Used {
+        let cpu = newest.map(|newest_usec| CpuHeard { first_usec: 700, newest_usec });
         let ms = used.until.as_ref().map_or(0, |until| stretch(until, &now, state));
         used.after(ms, now, state, cpu, || 512 * MIB_BYTES)
     }
@@ -178,8 +185,8 @@ mod tests {
     fn s23_each_stretch_counts_for_the_state_that_was() {
         let begun = step(&Used::default(), &State::Creating, at("a", 100, 0), None);
         assert_eq!((begun.awake_ms, begun.off_ms), (0, 0));
-        let ran = step(&begun, &State::Running, at("a", 5_100, 5_000), Some(1_000_000));
-        let ran = step(&ran, &State::Running, at("a", 6_100, 6_000), Some(1_250_000));
+        let ran = step(&begun, &State::Running, at("a", 5_100, 5_000), Some(700));
+        let ran = step(&ran, &State::Running, at("a", 6_100, 6_000), Some(250_700));
         assert_eq!((ran.awake_ms, ran.cpu_usec, ran.state_mib_seconds), (6_000, 250_000, 0));
         let slept = step(&ran, &off(), at("a", 8_600, 9_000), None);
         assert_eq!((slept.off_ms, slept.state_mib_seconds, slept.state_rest), (2_500, 1_280, 0));
