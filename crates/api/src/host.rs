@@ -17,6 +17,7 @@ use tokio::sync::{broadcast, mpsc};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
 use crate::file::FileInfo;
 use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
+use crate::snapshot::Snapshot;
 use crate::usage::Usage;
 use crate::{ApiError, Event, SandboxId};
 
@@ -29,6 +30,8 @@ pub struct NewSandbox {
     pub name: String,
     /// Image name.
     pub image: String,
+    /// Start from this snapshot, which then decides about image and size.
+    pub snapshot: Option<String>,
     /// Virtual processors.
     pub cpus: u32,
     /// MiB.
@@ -208,6 +211,18 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
 
     /// Copies one with memory, disk and processes; the parent goes on or sleeps on (asleep is fine).
     async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError>;
+
+    /// Keeps a copy with memory, disk and processes under a name; it goes on, or sleeps on (asleep is fine).
+    async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError>;
+
+    /// All snapshots of this host, oldest first.
+    async fn snapshots(&self) -> Result<Vec<Snapshot>, ApiError>;
+
+    /// One snapshot.
+    async fn snapshot_view(&self, name: &str) -> Result<Snapshot, ApiError>;
+
+    /// Removes a snapshot. What was made from it does not need it.
+    async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError>;
 
     /// Changes settings; takes effect at once. Asleep is fine.
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError>;

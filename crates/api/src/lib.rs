@@ -20,6 +20,7 @@ pub mod host;
 pub mod id;
 pub mod project;
 pub mod sandbox;
+pub mod snapshot;
 pub mod terminal;
 pub mod usage;
 

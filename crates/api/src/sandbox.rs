@@ -108,6 +108,10 @@ with_policy! {
         /// Image to start from; default `default`.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         pub image: Option<String>,
+        /// Snapshot to start from, with its memory and processes: instead of an image, and of the snapshot's own size.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        #[schema(example = "ready")]
+        pub snapshot: Option<String>,
         /// Virtual processors, 1-8; default 1.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         #[schema(minimum = 1, maximum = 8)]

@@ -118,6 +118,23 @@ impl FromRequestParts<App> for ExecId {
     }
 }
 
+/// The snapshot that the path names.
+pub(crate) struct SnapshotName(pub(crate) String);
+
+impl FromRequestParts<App> for SnapshotName {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "name").await?;
+        if !crate::validate::is_name(&given) {
+            return Err(ApiError::new(Code::NotFound, "there is no snapshot of this name")
+                .hint("`GET /v1/snapshots` lists them")
+                .into());
+        }
+        Ok(Self(given))
+    }
+}
+
 /// The terminal that the path names.
 pub(crate) struct TerminalId(pub(crate) String);
 

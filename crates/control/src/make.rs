@@ -180,6 +180,7 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
         id: entry.id.clone(),
         name: entry.name.clone(),
         image: request.image.unwrap_or_else(|| "default".to_owned()),
+        snapshot: request.snapshot,
         cpus: request.cpus.unwrap_or(1),
         memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
         env: request.env,

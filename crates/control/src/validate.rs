@@ -52,6 +52,20 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
             MEMORY_MIB_RANGE.end(),
         ));
     }
+    if let Some(snapshot) = &request.snapshot {
+        name("snapshot", snapshot)?;
+        let also = [
+            ("image", request.image.is_some()),
+            ("cpus", request.cpus.is_some()),
+            ("memory_mib", request.memory_mib.is_some()),
+        ];
+        if let Some((field, _)) = also.into_iter().find(|(_, given)| *given) {
+            let text = format!("`{field}`: the snapshot decides about this");
+            return Err(
+                ApiError::invalid(field, text).hint("leave it out, or leave `snapshot` out")
+            );
+        }
+    }
     env(&request.env)?;
     labels(&request.labels)?;
     policy(&request.policy())
@@ -231,7 +245,7 @@ pub(crate) fn out_of_range<T: std::fmt::Display>(
         .hint(format!("from {least} to {most}"))
 }
 
-fn name(field: &str, given: &str) -> Result<(), ApiError> {
+pub(crate) fn name(field: &str, given: &str) -> Result<(), ApiError> {
     if is_name(given) {
         Ok(())
     } else {

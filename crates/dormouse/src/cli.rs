@@ -100,6 +100,9 @@ pub(crate) enum Command {
     },
     /// Copy a sandbox with its memory, disk and running processes.
     Fork(ForkArgs),
+    /// Keep sandboxes of one moment under names, to make others from them (`sandboxes create --snapshot`).
+    #[command(subcommand, visible_alias = "snapshot")]
+    Snapshots(SnapshotsCommand),
     /// Show the project's settings, or change them.
     Project {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
@@ -191,12 +194,36 @@ pub(crate) struct CreateArgs {
     pub(crate) idempotency_key: Option<String>,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotsCommand {
+    /// Take a snapshot of a sandbox, awake or asleep.
+    Create {
+        /// Name or id of the sandbox.
+        sandbox: String,
+        /// Name of the snapshot: a-z, 0-9 and `-`.
+        name: String,
+    },
+    /// List snapshots.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Delete snapshots; what was made from them stays.
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
 /// What a new sandbox is made of.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SizeArgs {
     /// Image to start from; default `default`.
     #[arg(long)]
     pub(crate) image: Option<String>,
+    /// Snapshot to start from, with its memory and processes; decides about image and size.
+    #[arg(long, value_name = "NAME", conflicts_with_all = ["image", "cpus", "memory_mib"])]
+    pub(crate) snapshot: Option<String>,
     /// Virtual processors, 1-8; default 1.
     #[arg(long)]
     pub(crate) cpus: Option<u32>,

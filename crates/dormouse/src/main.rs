@@ -133,6 +133,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Link { name, port } => {
             commands::sandboxes::link(&client()?, &name, port, json).await
         }
+        Command::Snapshots(command) => {
+            commands::snapshots::snapshots(&client()?, command, json).await
+        }
         Command::Project { delete_after_idle_days } => {
             commands::project::project(&client()?, delete_after_idle_days, json).await
         }

@@ -24,6 +24,7 @@ use crate::sandbox::Handle;
 use crate::sandbox::work::chain;
 use crate::settings::Settings;
 use crate::slots::Slots;
+use crate::snapshots::Snapshots;
 use crate::template::Templates;
 use crate::terminals::Terminals;
 use crate::timeline::WATCH_BACKLOG;
@@ -89,6 +90,7 @@ pub struct Daemon {
     pub(crate) events: broadcast::Sender<Event>,
     pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
     pub(crate) terminals: Terminals,
+    pub(crate) snapshots: Snapshots,
     sandboxes: RwLock<HashMap<SandboxId, Handle>>,
     _dns: Option<Dns>,
     _subnet: SubnetHold,
@@ -137,6 +139,8 @@ impl Daemon {
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
         let found = recovery::recover(&ground, &events, &gone).await?;
         let terminals = Terminals::default();
+        let dir = ground.settings.snapshots_dir();
+        let snapshots = Snapshots::open(dir.clone()).map_err(fail("tidy folder", &dir))?;
         terminals.recover(&found.values().cloned().collect::<Vec<_>>(), &events);
         let sandboxes = RwLock::new(found);
         let daemon = Arc::new(Self {
@@ -145,6 +149,7 @@ impl Daemon {
             events,
             gone,
             terminals,
+            snapshots,
             sandboxes,
             _dns: dns,
             _subnet: subnet_hold,

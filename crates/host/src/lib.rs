@@ -39,6 +39,7 @@ mod sandbox;
 pub mod sandbox_log;
 pub mod settings;
 mod slots;
+mod snapshots;
 mod tap;
 pub mod template;
 mod terminals;

@@ -71,6 +71,11 @@ impl Settings {
         self.data.join("sandboxes")
     }
 
+    /// Folder of snapshots.
+    pub fn snapshots_dir(&self) -> PathBuf {
+        self.data.join("snapshots")
+    }
+
     /// Where things go that nobody knows: they are kept for a person to look at, never deleted.
     pub fn quarantine_dir(&self) -> PathBuf {
         self.data.join("quarantine")

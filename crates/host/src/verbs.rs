@@ -17,6 +17,7 @@ use api::host::{
     NewFork, NewSandbox, OutputEvent, OutputFrom, SleepFor,
 };
 use api::sandbox::{Sandbox, SleepTier};
+use api::snapshot::Snapshot;
 use api::usage::Usage;
 use api::{ApiError, Code, Event, SandboxId};
 use async_trait::async_trait;
@@ -41,6 +42,7 @@ use crate::sandbox::body::{Body, make_folder};
 use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, CallGuard, Handle, Ready, start};
 use crate::settings::Files;
+use crate::snapshots::SnapshotError;
 use crate::timeline::{self, Timeline};
 use crate::usage::Used;
 
@@ -73,6 +75,9 @@ impl Host for Daemon {
         if let Ok(handle) = self.handle(&new.id) {
             handle.started().await?;
             return handle.view().await.map(|known| known.sandbox);
+        }
+        if let Some(snapshot) = new.snapshot.clone() {
+            return self.create_from_snapshot(new, &snapshot).await;
         }
         let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
@@ -162,6 +167,35 @@ impl Host for Daemon {
         }
         self.terminals.copy(&of.id, &handle, &self.events);
         handle.view().await.map(|known| known.sandbox)
+    }
+
+    async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {
+        let handle = self.handle(id)?;
+        let draft = self.snapshots.draft(id, name).map_err(|error| snapshot_error(&error))?;
+        let taken = async {
+            let of = handle.manifest();
+            handle.capture(draft.clone()).await?;
+            let saved = crate::sandbox::work::read_capture(&draft)
+                .map_err(|error| internal("the snapshot's copy could not be read", &error))?;
+            self.snapshots.publish(&draft, name, of, saved).map_err(|error| snapshot_error(&error))
+        };
+        let taken = taken.await;
+        if taken.is_err() {
+            discard(&draft);
+        }
+        taken
+    }
+
+    async fn snapshots(&self) -> Result<Vec<Snapshot>, ApiError> {
+        self.snapshots.list().map_err(|error| snapshot_error(&error))
+    }
+
+    async fn snapshot_view(&self, name: &str) -> Result<Snapshot, ApiError> {
+        self.snapshots.view(name).map_err(|error| snapshot_error(&error))
+    }
+
+    async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.snapshots.delete(name).map_err(|error| snapshot_error(&error))
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
@@ -511,6 +545,60 @@ impl Daemon {
         Ok((body, record))
     }
 
+    /// Makes a sandbox with the memory, disk and processes of a snapshot.
+    async fn create_from_snapshot(&self, new: NewSandbox, name: &str) -> Result<Sandbox, ApiError> {
+        let (note, parts) = self.snapshots.get(name).map_err(|error| match error {
+            SnapshotError::Missing => {
+                ApiError::invalid("snapshot", format!("there is no snapshot `{name}`"))
+                    .hint("`dormouse snapshots list` shows what there is")
+            }
+            error => snapshot_error(&error),
+        })?;
+        let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
+        policy.apply(&new.policy);
+        let mut env = note.of.env.clone();
+        env.extend(new.env.clone());
+        let manifest = |slot| Manifest {
+            id: new.id.clone(),
+            name: new.name.clone(),
+            slot,
+            epoch: new.epoch,
+            link_key: new.link_key.clone(),
+            env,
+            labels: new.labels.clone(),
+            policy,
+            created_at: Moment::now(),
+            life: 0,
+            needs_identity: true,
+            machine: None,
+            woke_because: None,
+            last_end: None,
+            used: Used::default(),
+            state: State::Creating,
+            since: Moment::now(),
+            ..note.of.clone()
+        };
+        let (body, record) = self.found(&new.id, manifest).await?;
+        let files = body.files.clone();
+        let copied = async {
+            crate::sandbox::work::copy_parts(&parts, &files).await.map_err(io::Error::other)?;
+            let saved = note.saved.clone();
+            let change = record.change(|manifest| manifest.state = State::SleepingOnDisk(saved));
+            change.await.map_err(io::Error::other)
+        };
+        if let Err(error) = copied.await {
+            discard(&files);
+            return Err(internal("the snapshot could not be copied", &error));
+        }
+        let text = format!("was made from the snapshot {name} of {}", note.of.name);
+        let handle = self.begin(body, record, "created", &text)?;
+        if let Err(error) = handle.started().await {
+            handle.delete().await?;
+            return Err(error);
+        }
+        handle.view().await.map(|known| known.sandbox)
+    }
+
     /// Starts the task of a founded sandbox.
     fn begin(
         &self,
@@ -659,6 +747,23 @@ fn discard(files: &Files) {
         && error.kind() != io::ErrorKind::NotFound
     {
         tracing::error!(dir = %files.dir().display(), %error, "folder of an unmade sandbox not removed");
+    }
+}
+
+fn snapshot_error(error: &SnapshotError) -> ApiError {
+    match error {
+        SnapshotError::Missing => ApiError::new(Code::NotFound, error.to_string())
+            .hint("`dormouse snapshots list` shows what there is"),
+        SnapshotError::Taken => ApiError {
+            field: Some("name".to_owned()),
+            ..ApiError::new(Code::NameTaken, error.to_string())
+        },
+        SnapshotError::File(_, source) if source.kind() == io::ErrorKind::StorageFull => {
+            ApiError::new(Code::NoSpace, "the host's disk is full")
+        }
+        SnapshotError::Format(_) | SnapshotError::File(..) => {
+            internal("the snapshot cannot be used", error)
+        }
     }
 }
 

@@ -7,6 +7,7 @@ mod files;
 mod forward;
 mod project;
 mod sandboxes;
+mod snapshots;
 mod system;
 mod terminals;
 mod usage;
@@ -33,6 +34,9 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(sandboxes::sleep))
         .routes(routes!(sandboxes::restart))
         .routes(routes!(sandboxes::fork))
+        .routes(routes!(snapshots::take))
+        .routes(routes!(snapshots::list))
+        .routes(routes!(snapshots::view, snapshots::delete))
         .routes(routes!(sandboxes::link))
         .routes(routes!(sandboxes::logs))
         .routes(routes!(events::of_one))

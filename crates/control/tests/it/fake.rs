@@ -18,6 +18,7 @@ use api::host::{
     NewSandbox, OutputEvent, OutputFrom, SleepFor,
 };
 use api::sandbox::{AwakeReason, PolicyPatch, Sandbox, SleepTier, Status};
+use api::snapshot::Snapshot;
 use api::usage::Usage;
 use api::{ApiError, Code, Event, SandboxId};
 use async_trait::async_trait;
@@ -33,6 +34,7 @@ const AT: &str = "2026-11-30T10:15:30.123Z";
 pub(crate) struct Fake {
     root: PathBuf,
     state: Mutex<BTreeMap<SandboxId, One>>,
+    snapshots: Mutex<Vec<Snapshot>>,
     events: broadcast::Sender<Event>,
     /// Wakes and creates wait while this is false.
     pub(crate) gate: watch::Sender<bool>,
@@ -75,6 +77,7 @@ impl Fake {
         Arc::new(Self {
             root: root.to_owned(),
             state: Mutex::default(),
+            snapshots: Mutex::default(),
             events: broadcast::channel(16).0,
             gate: watch::channel(true).0,
             waiting: watch::channel(0).0,
@@ -367,6 +370,42 @@ impl Host for Fake {
             kill(exec, 9);
         }
         std::fs::remove_dir_all(self.root.join(id.as_str())).map_err(told)
+    }
+
+    async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {
+        let of = self.known(id)?.sandbox;
+        let snapshot = Snapshot {
+            name: name.to_owned(),
+            of: of.id,
+            of_name: of.name,
+            taken_at: "2026-11-30T10:15:30.123Z".to_owned(),
+            image: of.image,
+            cpus: of.cpus,
+            memory_mib: of.memory_mib,
+            stored_bytes: 4096,
+        };
+        let mut snapshots = self.snapshots.lock().unwrap();
+        if snapshots.iter().any(|other| other.name == name) {
+            return Err(ApiError::new(Code::NameTaken, "a snapshot of this name is there already"));
+        }
+        snapshots.push(snapshot.clone());
+        Ok(snapshot)
+    }
+
+    async fn snapshots(&self) -> Result<Vec<Snapshot>, ApiError> {
+        Ok(self.snapshots.lock().unwrap().clone())
+    }
+
+    async fn snapshot_view(&self, name: &str) -> Result<Snapshot, ApiError> {
+        let snapshots = self.snapshots.lock().unwrap();
+        let found = snapshots.iter().find(|snapshot| snapshot.name == name).cloned();
+        found.ok_or_else(|| ApiError::new(Code::NotFound, "there is no snapshot of this name"))
+    }
+
+    async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.snapshot_view(name).await?;
+        self.snapshots.lock().unwrap().retain(|snapshot| snapshot.name != name);
+        Ok(())
     }
 
     async fn delete_idle(&self, id: &SandboxId, _least_ms: u64) -> Result<bool, ApiError> {

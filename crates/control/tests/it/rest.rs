@@ -406,6 +406,7 @@ async fn what_a_host_has_and_the_catalogue_lost_is_entered_again() {
     let new = |id: &SandboxId, name: &str| NewSandbox {
         id: id.clone(),
         name: name.into(),
+        snapshot: None,
         image: "default".into(),
         cpus: 1,
         memory_mib: 512,

@@ -10,6 +10,7 @@ pub(crate) mod images;
 pub(crate) mod project;
 pub(crate) mod sandboxes;
 pub(crate) mod shell;
+pub(crate) mod snapshots;
 
 /// Exit code of a program that writes to a pipe which nobody reads: that of the signal for it.
 const EXIT_NO_READER: i32 = 128 + 13;

@@ -178,6 +178,7 @@ pub(crate) fn new_sandbox(
     CreateSandbox {
         name,
         image: size.image,
+        snapshot: size.snapshot,
         cpus: size.cpus,
         memory_mib: size.memory_mib,
         env: size.env.into_iter().collect(),

@@ -9,7 +9,7 @@ mod capture;
 mod rouse;
 mod settle;
 
-pub(crate) use capture::read_capture;
+pub(crate) use capture::{copy_parts, read_capture};
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -104,7 +104,7 @@ pub(crate) fn read_capture(to: &Files) -> std::io::Result<Saved> {
 }
 
 /// Copies memory, devices and disk, keeping holes.
-pub(super) async fn copy_parts(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
+pub(crate) async fn copy_parts(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
     let pairs =
         vec![(from.memory(), to.memory()), (from.state(), to.state()), (from.disk(), to.disk())];
     copy(pairs).await
