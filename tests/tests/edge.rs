@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use e2e::lab::Lab;
@@ -459,5 +459,99 @@ fn two_daemons_work_side_by_side_each_on_its_subnet_at_any_depth() {
         assert!(ask(&["drain", "--stop"]).status.success());
         assert!(second.wait().expect("it ends").success());
         assert_eq!(lab.sh("first", "echo there"), "there");
+    });
+}
+
+/// What an ordinary user may not look at is not reported as lacking.
+#[test]
+fn doctor_as_an_ordinary_user_says_what_it_may_not_look_at() {
+    isolated(test_name!(), |lab| {
+        let program = lab.scratch().join("dormouse");
+        std::fs::copy(lab.program(), &program).expect("a copy where anybody may run it");
+        let doctor = |data: &std::path::Path, user: &[&str]| {
+            let output = Command::new("setpriv")
+                .args(user)
+                .arg(&program)
+                .args(["doctor", "--json"])
+                .envs(lab.env())
+                .env("DORMOUSE_DATA", data)
+                .output()
+                .expect("`setpriv` (util-linux) starts");
+            let findings: Vec<serde_json::Value> =
+                serde_json::from_slice(&output.stdout).expect("findings");
+            let states: std::collections::BTreeMap<String, (String, String)> = findings
+                .iter()
+                .map(|finding| {
+                    let field = |name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+                    (field("check"), (field("state"), field("text")))
+                })
+                .collect();
+            states
+        };
+        let nobody = ["--reuid=65534", "--regid=65534", "--clear-groups"];
+        let states = doctor(&lab.data(), &nobody);
+        for check in ["user", "daemon"] {
+            assert_eq!(states[check].0, "unknown", "{check}: {states:?}");
+        }
+        let missing: Vec<_> = states.iter().filter(|(_, found)| found.0 == "missing").collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        let states = doctor(&lab.data(), &[]);
+        assert!(states.values().all(|found| found.0 != "unknown"), "{states:?}");
+
+        let home = lab.scratch().join("home");
+        std::fs::create_dir(&home).expect("a folder");
+        let closed = std::os::unix::fs::PermissionsExt::from_mode(0o700);
+        std::fs::set_permissions(&home, closed).expect("closed");
+        let (state, text) = doctor(&home.join("data"), &[])["way"].clone();
+        assert_eq!(state, "missing");
+        assert!(text.contains(&format!("{} (mode 0700)", home.display())), "{text}");
+    });
+}
+
+/// A stream of events lives on while nothing happens, says so, goes on after a cut, and holds nothing awake.
+#[test]
+fn s08_following_events_holds_nothing_awake_and_goes_on_after_a_cut() {
+    isolated(test_name!(), |lab| {
+        let token = std::fs::read_to_string(lab.data().join("admin.token")).expect("the token");
+        let address = lab.address();
+        let follow = |last: Option<&str>| {
+            let mut stream = TcpStream::connect(address).expect("connected");
+            stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
+            let last = last.map_or(String::new(), |last| format!("Last-Event-ID: {last}\r\n"));
+            let token = token.trim();
+            let head = format!(
+                "GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n{last}\r\n"
+            );
+            stream.write_all(head.as_bytes()).expect("sent");
+            BufReader::new(stream)
+        };
+        let next = |stream: &mut BufReader<TcpStream>, begins: &str| {
+            until(&format!("a line `{begins}…`"), || {
+                let mut line = String::new();
+                assert!(stream.read_line(&mut line).expect("a line") > 0, "the stream ended");
+                line.strip_prefix(begins).map(|rest| rest.trim().to_owned())
+            })
+        };
+        let mut stream = follow(None);
+        next(&mut stream, "content-type: text/event-stream");
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "2"]);
+        let first = next(&mut stream, "id: ");
+        assert_eq!(next(&mut stream, "event: "), "sandbox.created");
+        lab.wait_status("web", "sleeping");
+        next(&mut stream, ":");
+        assert_eq!(lab.view("web")["status"], "sleeping");
+        drop(stream);
+        let mut stream = follow(Some(&first));
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|kind| kind != "sandbox.slept") {
+            seen.push(next(&mut stream, "event: "));
+        }
+        assert_eq!(seen[0], "sandbox.starting", "{seen:?}");
+        assert_eq!(lab.events("web", "woke").len(), 0);
+        // Another daemon knows nothing of that place, and says so.
+        lab.stop_daemon();
+        lab.start();
+        let mut stream = follow(Some(&first));
+        assert_eq!(next(&mut stream, "event: "), "events.lost");
     });
 }
