@@ -16,6 +16,7 @@ pub struct TakeSnapshot {
 
 /// Memory, devices and disk of a sandbox at one moment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(example = json!({"name": "ready", "of": "k3vq7mzt2abc", "of_name": "web", "taken_at": "2026-11-30T10:15:30.123Z", "image": "default", "cpus": 1, "memory_mib": 512, "stored_bytes": 127_000_000}))]
 pub struct Snapshot {
     /// Its name.
     pub name: String,
@@ -37,6 +38,7 @@ pub struct Snapshot {
 
 /// All snapshots, oldest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(example = json!({"snapshots": []}))]
 pub struct SnapshotList {
     /// The snapshots.
     pub snapshots: Vec<Snapshot>,

@@ -157,7 +157,7 @@ impl Snapshots {
                 Err(error) => tracing::error!(name, %error, "a snapshot cannot be read"),
             }
         }
-        all.sort_by(|(one, _), (other, _)| one.cmp(other));
+        all.sort_by_key(|(taken, _)| *taken);
         Ok(all.into_iter().map(|(_, snapshot)| snapshot).collect())
     }
 
