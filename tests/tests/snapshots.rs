@@ -21,7 +21,7 @@ fn ask(lab: &Lab, sandbox: &str) -> (u32, String) {
     let link = lab.ok(&["link", sandbox, "8000"]);
     let text = until("it answers", || {
         let answer = e2e::net::follow(link.trim()).ok()?;
-        (answer.status == 200).then(|| answer.body)
+        (answer.status == 200).then_some(answer.body)
     });
     let (count, random) = text.split_once(' ').expect("two words");
     (count.parse().expect("a number"), random.to_owned())

@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     const SIZE: u32 = 104;
-    const LONG: Duration = Duration::from_secs(3600);
+    const LONG: Duration = Duration::from_hours(1);
 
     /// A budget for so many machines of [`SIZE`].
     fn budget(machines: u64) -> Budget {

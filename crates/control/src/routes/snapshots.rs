@@ -44,6 +44,8 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<SnapshotList>, F
 }
 
 /// Tell about a snapshot
+///
+/// Whose it is, when it was taken, and what it takes on disk. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/snapshots/{name}", tag = "snapshots", operation_id = "get_snapshot",
     params(("name" = String, Path, description = "Its name", example = "ready")),
