@@ -71,7 +71,7 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     settings.templates.clone_from(&arguments.templates);
     settings.qemu.clone_from(&arguments.qemu);
     if let Some(subnet) = arguments.subnet {
-        settings.subnet = subnet;
+        settings.use_subnet(subnet);
     }
     settings.memory_budget_mib = arguments.memory_budget_mib;
     settings.memory_wait = Duration::from_secs(arguments.memory_wait_seconds);

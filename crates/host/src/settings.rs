@@ -11,6 +11,9 @@ pub const MEMORY_TIER_DEFAULT: Duration = Duration::from_mins(5);
 /// How long a refused port is tried again after a start or a wake.
 pub const PORT_RETRY_DEFAULT: Duration = Duration::from_secs(10);
 
+/// Accounts of one subnet: as many as it has addresses.
+const UIDS_PER_SUBNET: u32 = 1 << 16;
+
 /// Settings of the daemon of one machine.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -53,6 +56,16 @@ impl Settings {
             port_retry: PORT_RETRY_DEFAULT,
             memory_budget_mib: None,
             memory_wait: crate::budget::WAIT_DEFAULT,
+        }
+    }
+
+    /// Takes another subnet, and accounts that no daemon on the default one gives to its guests' QEMUs.
+    pub fn use_subnet(&mut self, subnet: Ipv4Addr) {
+        self.subnet = subnet;
+        let [a, b, _, _] = subnet.octets();
+        let [default_a, default_b, _, _] = crate::network::SUBNET_DEFAULT.octets();
+        if (a, b) != (default_a, default_b) {
+            self.uid_base += UIDS_PER_SUBNET * (u32::from(b) + 1);
         }
     }
 

@@ -5,7 +5,7 @@
 //! never a sandbox's state, which is the manifest's.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use api::{Event, SandboxId};
@@ -41,9 +41,8 @@ impl Timeline {
         watchers: broadcast::Sender<Event>,
     ) -> io::Result<Self> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let events = read(path, 0, usize::MAX)?;
-        let first = events.first().map_or(1, |event| event.seq);
-        let next = events.last().map_or(1, |event| event.seq + 1);
+        let (first, last) = span(path)?;
+        let next = last + 1;
         let mut timeline = Self { id, path: path.to_owned(), file, next, first, watchers };
         timeline.end_torn_line()?;
         Ok(timeline)
@@ -96,7 +95,7 @@ impl Timeline {
 
     /// A daemon killed while writing leaves half a line; the next event must not be glued to it.
     fn end_torn_line(&mut self) -> io::Result<()> {
-        use std::io::{Read, Seek, SeekFrom};
+        use std::io::{Seek, SeekFrom};
         let mut file = File::open(&self.path)?;
         let length = file.seek(SeekFrom::End(0))?;
         if length == 0 {
@@ -114,30 +113,105 @@ impl Timeline {
 
 /// Events after `after`, oldest first, at most `limit`. Lines that are damaged are left out and logged.
 pub fn read(path: &Path, after: u64, limit: usize) -> io::Result<Vec<Event>> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error),
-    };
     let mut events = Vec::new();
-    for line in BufReader::new(file).split(b'\n') {
-        let line = line?;
-        if line.is_empty() || events.len() >= limit {
+    let Some(mut lines) = Lines::open(path)? else { return Ok(events) };
+    while events.len() < limit {
+        let Some(line) = lines.next()? else { break };
+        // Most lines are long past: their number is all that is read of them.
+        if seq_of(line).is_some_and(|seq| seq <= after) {
             continue;
         }
-        match serde_json::from_slice::<Event>(&line) {
-            Ok(event) if line.len() <= LINE_MAX => {
-                if event.seq > after {
-                    events.push(event);
-                }
-            }
-            Ok(_) => tracing::warn!(path = %path.display(), "overlong line in a timeline"),
+        match serde_json::from_slice::<Event>(line) {
+            Ok(event) if event.seq > after => events.push(event),
+            Ok(_) => {}
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "damaged line in a timeline");
             }
         }
     }
     Ok(events)
+}
+
+/// Numbers of the first and the last event; (1, 0): there is none.
+fn span(path: &Path) -> io::Result<(u64, u64)> {
+    let (mut first, mut last) = (None, 0);
+    let Some(mut lines) = Lines::open(path)? else { return Ok((1, 0)) };
+    while let Some(line) = lines.next()? {
+        // The last line may be torn: its number was never told to anybody.
+        let whole = line.ends_with(b"}").then(|| seq_of(line)).flatten();
+        if let Some(seq) = whole {
+            first.get_or_insert(seq);
+            last = seq;
+        }
+    }
+    Ok((first.unwrap_or(last + 1), last))
+}
+
+/// The number with which each line begins, without reading the rest.
+fn seq_of(line: &[u8]) -> Option<u64> {
+    let rest = line.strip_prefix(b"{\"seq\":")?;
+    let digits = rest.iter().position(|byte| !byte.is_ascii_digit())?;
+    std::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+}
+
+/// Lines of a file, of which only one is held, and none that is longer than any should be.
+struct Lines {
+    file: BufReader<File>,
+    line: Vec<u8>,
+    path: PathBuf,
+}
+
+impl Lines {
+    /// `None`: there is no such file.
+    fn open(path: &Path) -> io::Result<Option<Self>> {
+        match File::open(path) {
+            Ok(file) => {
+                let file = BufReader::new(file);
+                Ok(Some(Self { file, line: Vec::new(), path: path.to_owned() }))
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The next line that is not empty, without its end; `None`: that was the last.
+    fn next(&mut self) -> io::Result<Option<&[u8]>> {
+        loop {
+            self.line.clear();
+            let mut some = self.file.by_ref().take(LINE_MAX as u64);
+            if some.read_until(b'\n', &mut self.line)? == 0 {
+                return Ok(None);
+            }
+            if self.line.len() == LINE_MAX && !self.line.ends_with(b"\n") {
+                tracing::warn!(path = %self.path.display(), "overlong line in a timeline");
+                self.skip_line()?;
+                continue;
+            }
+            if self.line.ends_with(b"\n") {
+                self.line.pop();
+            }
+            if !self.line.is_empty() {
+                break;
+            }
+        }
+        Ok(Some(&self.line))
+    }
+
+    /// Goes on behind the next line end, holding nothing.
+    fn skip_line(&mut self) -> io::Result<()> {
+        loop {
+            let some = self.file.fill_buf()?;
+            if some.is_empty() {
+                return Ok(());
+            }
+            let end = some.iter().position(|byte| *byte == b'\n');
+            let used = end.map_or(some.len(), |end| end + 1);
+            self.file.consume(used);
+            if end.is_some() {
+                return Ok(());
+            }
+        }
+    }
 }
 
 #[cfg(test)]
@@ -181,5 +255,46 @@ mod tests {
         let events = read(&path, 0, usize::MAX).expect("read");
         assert_eq!(events.len() as u64, EVENTS_KEPT);
         assert_eq!(events.last().map(|event| event.seq), Some(2 * EVENTS_KEPT + 1));
+    }
+
+    #[test]
+    fn damage_costs_its_own_line_only() {
+        let dir = tempfile::tempdir().expect("temp folder");
+        let path = dir.path().join("events.jsonl");
+        let (watchers, _) = broadcast::channel(8);
+        let mut timeline = Timeline::open(id(), &path, watchers.clone()).expect("open");
+        timeline.add("created", "made", Map::new());
+        timeline.add("slept", "slept", Map::new());
+        drop(timeline);
+        let mut file = OpenOptions::new().append(true).open(&path).expect("opened");
+        file.write_all(b"\n\nnonsense\n{\"seq\":3,\"at\":7}\n").expect("damaged");
+        // Longer than is ever held.
+        file.write_all(&vec![b'x'; 3 * LINE_MAX]).expect("damaged");
+        file.write_all(b"\n").expect("damaged");
+        let mut timeline = Timeline::open(id(), &path, watchers).expect("open again");
+        let woke = timeline.add("woke", "woke", Map::new());
+        let seqs = |after, limit| -> Vec<u64> {
+            read(&path, after, limit).expect("read").iter().map(|event| event.seq).collect()
+        };
+        assert_eq!(seqs(0, 10), [1, 2, woke.seq]);
+        assert_eq!(seqs(0, 2), [1, 2]);
+        assert_eq!(seqs(2, 10), [woke.seq]);
+        assert_eq!(seqs(woke.seq, 10), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn the_number_is_read_as_it_is_written() {
+        let event = Event {
+            seq: 1234,
+            at: String::new(),
+            sandbox_id: id(),
+            kind: String::new(),
+            text: String::new(),
+            data: Map::new(),
+        };
+        assert_eq!(seq_of(&serde_json::to_vec(&event).expect("plain data")), Some(1234));
+        for bad in [&b""[..], b"{}", b"{\"seq\":", b"{\"seq\":}", b"{\"seq\":12"] {
+            assert_eq!(seq_of(bad), None, "{bad:?}");
+        }
     }
 }

@@ -67,7 +67,7 @@ async fn pass_on(
         return Err(ApiError::new(Code::MethodNotAllowed, "a link is no proxy"));
     }
     let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
-    let connection = connect(app, id, port, caller.clone()).await?;
+    let connection = reach(app, id, port, caller.clone()).await?;
     let machine = app.machines().end_of(id);
     let woke_ms = both(hold.woke_ms, connection.woke_ms);
 
@@ -164,7 +164,7 @@ async fn standing(
     Ok(None)
 }
 
-/// A connection to a port. Waking has limits of its own; from there on it must come in time.
+/// A connection to a port of a sandbox that may sleep. Waking has limits of its own.
 pub(crate) async fn connect(
     app: &App,
     id: &api::SandboxId,
@@ -172,14 +172,23 @@ pub(crate) async fn connect(
     caller: Caller,
 ) -> Result<Answer<Connection>, ApiError> {
     let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
-    let connection = app.host().connect(id, port, caller);
-    let connection =
-        tokio::time::timeout(CONNECT_TIME_MAX, connection).await.unwrap_or_else(|_| {
-            let seconds = CONNECT_TIME_MAX.as_secs();
-            let text = format!("port {port} in the sandbox took no connection in {seconds} s");
-            Err(ApiError::new(Code::Timeout, text).hint("look whether its programs are overloaded"))
-        })?;
+    let connection = reach(app, id, port, caller).await?;
     Ok(Answer { woke_ms: both(hold.woke_ms, connection.woke_ms), value: connection.value })
+}
+
+/// A connection to a port of a sandbox that is held awake, in time.
+async fn reach(
+    app: &App,
+    id: &api::SandboxId,
+    port: u16,
+    caller: Caller,
+) -> Result<Answer<Connection>, ApiError> {
+    let connection = app.host().connect(id, port, caller);
+    tokio::time::timeout(CONNECT_TIME_MAX, connection).await.unwrap_or_else(|_| {
+        let seconds = CONNECT_TIME_MAX.as_secs();
+        let text = format!("port {port} in the sandbox took no connection in {seconds} s");
+        Err(ApiError::new(Code::Timeout, text).hint("look whether its programs are overloaded"))
+    })
 }
 
 fn bad_answer(error: &hyper::Error, port: u16, what: &str) -> ApiError {
@@ -204,8 +213,11 @@ fn machine_ended(port: u16) -> ApiError {
 fn too_late(port: u16, limit: Duration) -> ApiError {
     let text =
         format!("what listens on port {port} in the sandbox was silent for {} s", limit.as_secs());
-    ApiError::new(Code::Timeout, text)
-        .hint("look at the server's own log; `dormouse serve --edge-answer-seconds` sets the limit")
+    let error = ApiError::new(Code::Timeout, text).hint(
+        "look at the server's own log; `dormouse serve --edge-answer-seconds` sets the limit",
+    );
+    // It may have done its work all the same: who asks again must know that it is harmless.
+    ApiError { retryable: false, ..error }
 }
 
 fn no_such_link() -> ApiError {
