@@ -220,11 +220,14 @@ async fn stdin(agent: &Agent, id: ExecId, close: bool, inbox: &mut Inbox) -> Res
         }
     }
     let mut stdin = exec.stdin.lock().await;
-    if stdin.is_none() {
-        return Err(closed(id));
-    }
-    if close && stdin.as_ref().is_some_and(Input::can_close) {
-        *stdin = None;
+    match stdin.as_ref() {
+        None => return Err(closed(id)),
+        Some(Input::Pipe(_)) if close => *stdin = None,
+        Some(Input::Terminal(terminal)) if close => {
+            let hung_up = terminal.hang_up();
+            hung_up.map_err(|error| io_failure(&error, "id", &format!("hang up exec {id}")))?;
+        }
+        Some(Input::Pipe(_) | Input::Terminal(_)) => {}
     }
     Ok(written)
 }

@@ -154,19 +154,48 @@ async fn s22_a_program_on_a_terminal_has_its_size_from_the_start_and_hears_of_a_
     let typed = until("got hello\r\n").await;
     assert!(typed.contains("ready\r\nhello\r\n"), "it is echoed: {typed:?}");
     link.terminal_resize(exec.id, size(80, 24)).await.expect("resized");
+    // A shell that reads a line looks at its traps when it has one.
+    let mut stdin = link.exec_stdin(exec.id, false).expect("opens");
+    stdin.write(b"\r").await.expect("typed");
+    stdin.finish().await.expect("taken");
     until("24 80\r\n").await;
     assert_eq!(link.exec_wait(exec.id).await.expect("ends").code, Some(3));
 
     let error = link.terminal_resize(exec.id, size(80, 24)).await.expect_err("it has ended");
     assert_eq!(code(&error), FailureCode::Ended);
-    let piped = link.exec_start(ExecSpec::argv(["cat"])).await.expect("starts");
+    let piped = link.exec_start(ExecSpec::argv(["sleep", "1000"])).await.expect("starts");
     let error = link.terminal_resize(piped.id, size(80, 24)).await.expect_err("no terminal");
-    assert_eq!((code(&error), field(&error)), (FailureCode::Ended, "id"));
+    assert_eq!((code(&error), field(&error)), (FailureCode::Invalid, "id"));
+    link.exec_signal(piped.id, 9).await.expect("killed");
     for bad in [size(0, 24), size(80, 501)] {
         let exec = ExecSpec::argv(["true"]);
         let spec = TerminalSpec { exec, term: "xterm".into(), size: bad };
         let error = link.terminal_start(spec).await.expect_err("no such size");
         assert_eq!((code(&error), field(&error)), (FailureCode::Invalid, "size"));
+    }
+}
+
+#[tokio::test]
+async fn a_terminal_that_is_hung_up_ends_its_programs() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    // One that hears of it, and one that will not, but reads.
+    for (line, code, signal) in
+        [("read never", None, Some(1)), ("trap '' HUP; read never; exit 4", Some(4), None)]
+    {
+        let spec = TerminalSpec {
+            exec: ExecSpec::argv(["sh", "-c", line]),
+            term: "xterm".into(),
+            size: TerminalSize { columns: 80, rows: 24 },
+        };
+        let exec = link.terminal_start(spec).await.expect("starts");
+        link.exec_stdin(exec.id, true).expect("opens").finish().await.expect("hung up");
+        let ended = link.exec_wait(exec.id).await.expect("ends");
+        // Hung up before it ran at all, it may hear of it all the same.
+        let early = (ended.code, ended.signal) == (None, Some(1));
+        assert!(early || (ended.code, ended.signal) == (code, signal), "{line}: {ended:?}");
+        let error = link.exec_stdin(exec.id, false).expect("opens").finish().await;
+        assert_eq!(self::code(&error.expect_err("closed")), FailureCode::StdinClosed);
     }
 }
 

@@ -37,7 +37,7 @@ pub enum Request {
     ExecStdin {
         /// Whose.
         id: ExecId,
-        /// Close stdin after the host's `Fin`.
+        /// Close stdin after the host's `Fin`; a terminal is hung up instead.
         close: bool,
     },
     /// Send a signal to its process group; 9 kills everything that it started → [`Reply::Done`].

@@ -107,11 +107,6 @@ impl Input {
             Self::Terminal(terminal) => terminal.try_write(bytes),
         }
     }
-
-    /// A pipe can be closed; a terminal stays, and its programs are told the end by a control character.
-    pub(crate) fn can_close(&self) -> bool {
-        matches!(self, Self::Pipe(_))
-    }
 }
 
 impl Execs {

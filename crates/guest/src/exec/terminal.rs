@@ -6,7 +6,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, OwnedFd},
 };
 
 use rustix::{
@@ -28,6 +28,9 @@ pub(crate) const SIDE_MIN: u16 = 2;
 pub(crate) const TERM_MAX: usize = 64;
 /// The group that owns terminals, as Debian and the mount of `/dev/pts` have it.
 const TTY_GROUP: u32 = 5;
+
+/// Hang a terminal up (`asm-generic/ioctls.h`).
+const TIOCVHANGUP: libc::c_ulong = 0x5437;
 
 /// The agent's end.
 #[derive(Debug)]
@@ -75,6 +78,17 @@ impl Terminal {
         check(size)?;
         rustix::termios::tcsetwinsize(self.master.get_ref(), winsize(size))
             .map_err(|error| io_failure(&error.into(), "size", "change the terminal's size"))
+    }
+
+    /// Hangs it up, as when the line is cut: its session is told, and whoever reads from it or writes to it gets an end or an
+    /// error. A mere signal may come just before a program waits for the next key, and then it waits on.
+    pub(crate) fn hang_up(&self) -> io::Result<()> {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let theirs = ioctl_tiocgptpeer(self.master.get_ref(), flags)?;
+        // SAFETY: the descriptor is open for the duration of the call, and this request takes no argument.
+        #[expect(unsafe_code, reason = "the one request of terminals that rustix has not")]
+        let result = unsafe { libc::ioctl(theirs.as_raw_fd(), TIOCVHANGUP) };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
     /// Waits until something can be read, or its end has come.

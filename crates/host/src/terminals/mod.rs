@@ -44,7 +44,7 @@ const RUNNING_MAX: usize = 16;
 const ENDED_KEPT: usize = 16;
 /// How long what was typed may keep a sandbox awake while its program does not take it.
 const INPUT_HOLD_MAX: Duration = Duration::from_secs(2);
-/// How long a program that is hung up may take to end, before everything that it started is killed.
+/// How long a program whose terminal is hung up may take to end, before everything that it started is killed.
 const HANG_UP_TIME: Duration = Duration::from_secs(5);
 
 /// What a terminal runs for whoever asks for none.
@@ -259,10 +259,11 @@ impl TerminalHost for Daemon {
         }
         let handle = self.handle(id)?;
         let ready = handle.call(Call::of(CallKind::Api), "the end of a terminal").await?;
-        let hang_up = rustix::process::Signal::HUP.as_raw();
-        match ready.link.exec_signal(terminal.id, hang_up).await {
-            Err(GuestError::Failed(failure)) if failure.code == FailureCode::Ended => {}
-            result => result.map_err(guest_error)?,
+        let hang_up = ready.link.exec_stdin(terminal.id, true).map_err(guest_error)?;
+        match hang_up.finish().await {
+            Err(GuestError::Failed(failure))
+                if matches!(failure.code, FailureCode::Ended | FailureCode::StdinClosed) => {}
+            result => drop(result.map_err(guest_error)?),
         }
         // Whatever is left then has had its time.
         let _late = tokio::time::timeout(HANG_UP_TIME, ready.link.exec_wait(terminal.id)).await;
