@@ -26,3 +26,13 @@ pub fn within<T>(limit: Duration, what: &str, mut look: impl FnMut() -> Option<T
         std::thread::park_timeout(LOOK_EVERY);
     }
 }
+
+/// Looks for so many seconds that something stays as it is; panics with `what` when it does not.
+#[track_caller]
+pub fn stays(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    until(what, || {
+        assert!(holds(), "no longer: {what}");
+        (begun.elapsed() >= Duration::from_secs(seconds)).then_some(())
+    });
+}
