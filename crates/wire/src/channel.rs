@@ -7,7 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Entry, ExecId, ExecInfo, ExecSpec, ExecState, Failure, Sample, Stat, TerminalSize,
+    Entry, ExecId, ExecInfo, ExecSpec, ExecState, Failure, Sample, Sockets, Stat, TerminalSize,
     TerminalSpec, WriteSpec,
 };
 
@@ -122,6 +122,8 @@ pub enum Request {
         /// The new size.
         size: TerminalSize,
     },
+    /// Since version 2. What is open on the network → [`Reply::Sockets`].
+    Sockets,
 }
 
 /// Longest request sent by [`Request::Long`], in bytes: what Linux takes for one `exec` (2 MiB of arguments and environment),
@@ -153,7 +155,8 @@ impl Request {
             | Self::FileRemove { .. }
             | Self::TreeRead { .. }
             | Self::TerminalStart(_)
-            | Self::TerminalResize { .. } => false,
+            | Self::TerminalResize { .. }
+            | Self::Sockets => false,
         }
     }
 }
@@ -189,4 +192,6 @@ pub enum Reply {
     },
     /// The connection stands.
     Connected,
+    /// What is open on the network.
+    Sockets(Sockets),
 }

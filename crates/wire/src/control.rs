@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::Sockets;
+
 /// Names one life of the host's end of a link: random, new whenever the host cannot go on where it was.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkId(pub [u8; 16]);
@@ -40,6 +42,9 @@ pub enum ToGuest {
     Wake(Wake),
     /// Tell the programs on the awake socket that the guest sleeps soon. From version 2 on; not answered.
     SleepNotice(SleepNotice),
+    /// As [`ToGuest::Wake`], and the card gets an IPv6 address, after everything else and before the user's programs go on.
+    /// From version 2 on.
+    WakeWithIpv6(Wake, Ipv6Network),
 }
 
 /// Guest to host, on channel 0.
@@ -53,6 +58,9 @@ pub enum ToHost {
     Woke(Woke),
     /// What is held on the awake socket, told when a host is met and whenever it changes. From version 2 on.
     Held(Held),
+    /// What is open on the network, told right before [`ToHost::Quiesced`], when the user's programs stand still. From version
+    /// 2 on.
+    Sockets(Sockets),
 }
 
 /// That a guest sleeps soon.
@@ -184,6 +192,17 @@ pub struct Network {
     pub nameservers: Vec<[u8; 4]>,
 }
 
+/// A guest's IPv6, beside its IPv4 on the same card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ipv6Network {
+    /// The guest's address.
+    pub address: [u8; 16],
+    /// The gateway's address, to which everything else is sent.
+    pub gateway: [u8; 16],
+    /// The gateway's hardware address, kept as a permanent neighbour, so that no neighbour discovery is needed.
+    pub gateway_mac: [u8; 6],
+}
+
 /// What happens at a wake, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
@@ -199,6 +218,8 @@ pub enum Step {
     Network,
     /// The user's programs go on.
     Thaw,
+    /// The IPv6 address and its routes, before the programs go on. Only in answer to [`ToGuest::WakeWithIpv6`].
+    Ipv6,
 }
 
 /// How a step went.

@@ -22,13 +22,14 @@ pub mod failure;
 pub mod files;
 pub mod frame;
 pub mod sample;
+pub mod sockets;
 
 use serde::{Serialize, de::DeserializeOwned};
 
 pub use channel::{LONG_REQUEST_MAX, Reply, Request};
 pub use control::{
-    GuestHello, Held, HostHello, Identity, LinkId, Network, Quiesce, Quiesced, SleepNotice, Step,
-    StepOutcome, StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
+    GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Network, Quiesce, Quiesced,
+    SleepNotice, Step, StepOutcome, StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
 };
 pub use credit::{CreditError, ReceiveWindow};
 pub use exec::{
@@ -39,13 +40,17 @@ pub use failure::{Failure, FailureCode};
 pub use files::{Entry, EntryKind, Stat, WriteSpec};
 pub use frame::{Decoder, Frame, FrameError, FrameKind};
 pub use sample::Sample;
+pub use sockets::{Connection, Listener, Sockets, Transport};
 
 /// The protocol versions that this build speaks. 2 has terminals, requests longer than a frame, and notices about sleep
-/// and holds.
+/// and holds; IPv6, and what is open on the network.
 pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 2 };
 
 /// The first version in which a guest tells what is held, and can be told that it sleeps soon.
 pub const HELD_SINCE: u16 = 2;
+
+/// The first version in which a guest can be given an IPv6 address, and tells what is open on its network.
+pub const NETWORK_SINCE: u16 = 2;
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";

@@ -5,11 +5,13 @@
 
 use std::path::Path;
 
+use wire::sockets::{CONNECTIONS_MAX, LISTENERS_MAX};
 use wire::{
-    Decoder, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode,
-    Frame, FrameKind, GuestHello, HostHello, Identity, LinkId, Network, OutputChunk, OutputFrom,
-    Quiesce, Quiesced, Reply, Request, Sample, Stat, Stdin, Step, StepOutcome, StepReport, Stream,
-    TerminalSize, TerminalSpec, ToGuest, ToHost, VersionRange, Wake, Woke, WriteSpec,
+    Connection, Decoder, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure,
+    FailureCode, Frame, FrameKind, GuestHello, HostHello, Identity, Ipv6Network, LinkId, Listener,
+    Network, OutputChunk, OutputFrom, Quiesce, Quiesced, Reply, Request, Sample, Sockets, Stat,
+    Stdin, Step, StepOutcome, StepReport, Stream, TerminalSize, TerminalSpec, ToGuest, ToHost,
+    Transport, VersionRange, Wake, Woke, WriteSpec,
 };
 
 const V1: VersionRange = VersionRange { oldest: 1, newest: 1 };
@@ -200,6 +202,55 @@ fn record() -> [Vec<u8>; 2] {
     [down, up]
 }
 
+/// What version 2 says besides about the network.
+fn version_2_network() -> (Vec<ToGuest>, Vec<ToHost>, Vec<Request>, Vec<Reply>) {
+    let wake = Wake {
+        link: LINK,
+        attempt: 4,
+        realtime_ns: None,
+        entropy: vec![],
+        identity: None,
+        fork: false,
+    };
+    let mut address = [0; 16];
+    (address[0], address[15]) = (0xfd, 2);
+    let mut gateway = address;
+    gateway[15] = 1;
+    let gateway_mac = [2, 0, 0, 0, 0, 1];
+    let ipv6 = Ipv6Network { address, gateway, gateway_mac };
+    let sockets = Sockets {
+        whole: true,
+        unread: false,
+        listeners: vec![
+            Listener {
+                transport: Transport::Tcp,
+                address: "::".parse().expect("an address"),
+                port: 8000,
+                v6_only: true,
+            },
+            Listener {
+                transport: Transport::Udp,
+                address: "127.0.0.1".parse().expect("an address"),
+                port: 53,
+                v6_only: false,
+            },
+        ],
+        connections: vec![Connection {
+            local: "[fd00::2]:8000".parse().expect("an address"),
+            peer: "10.0.0.1:40000".parse().expect("an address"),
+            stands: true,
+        }],
+    };
+    let report = StepReport { step: Step::Ipv6, micros: 300, outcome: StepOutcome::Done };
+    let woke = Woke { attempt: 4, running: true, clock_step_ns: 0, steps: vec![report] };
+    (
+        vec![ToGuest::WakeWithIpv6(wake, ipv6)],
+        vec![ToHost::Sockets(sockets.clone()), ToHost::Woke(woke)],
+        vec![Request::Sockets],
+        vec![Reply::Sockets(sockets)],
+    )
+}
+
 /// What version 2 can ask besides.
 fn version_2() -> Vec<Request> {
     let size = TerminalSize { columns: 200, rows: 50 };
@@ -278,6 +329,52 @@ fn what_version_2_adds_is_still_understood_and_written_the_same() {
     }
     assert!(recorded == bytes, "{name} differs from what this build writes: {}", now.display());
     assert_eq!(of_kind::<Request>(&frames(&recorded), FrameKind::Open), version_2());
+}
+
+#[test]
+fn what_version_2_says_about_the_network_is_still_understood_and_written_the_same() {
+    let (to_guest, to_host, requests, replies) = version_2_network();
+    let mut bytes = Vec::new();
+    let mut put = |kind, payload: Result<Vec<u8>, _>| {
+        let payload = payload.expect("encode");
+        Frame { kind, channel: 1, payload }.write_to(&mut bytes).expect("small");
+    };
+    to_guest.iter().for_each(|message| put(FrameKind::Control, wire::encode(message)));
+    requests.iter().for_each(|request| put(FrameKind::Open, wire::encode(request)));
+    to_host.iter().for_each(|message| put(FrameKind::Data, wire::encode(message)));
+    replies.iter().for_each(|reply| put(FrameKind::Message, wire::encode(reply)));
+    let name = "v2-network.bin";
+    let now = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
+    let recorded = recording(name);
+    if recorded != bytes {
+        std::fs::write(&now, &bytes).expect("write");
+    }
+    assert!(recorded == bytes, "{name} differs from what this build writes: {}", now.display());
+    let recorded = frames(&recorded);
+    assert_eq!(of_kind::<ToGuest>(&recorded, FrameKind::Control), to_guest);
+    assert_eq!(of_kind::<Request>(&recorded, FrameKind::Open), requests);
+    assert_eq!(of_kind::<ToHost>(&recorded, FrameKind::Data), to_host);
+    assert_eq!(of_kind::<Reply>(&recorded, FrameKind::Message), replies);
+}
+
+/// What a guest tells of its sockets at most is one frame.
+#[test]
+fn the_longest_list_of_sockets_fits_into_a_frame() {
+    let address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535".parse().expect("an address");
+    let connection = Connection { local: address, peer: address, stands: true };
+    let listener = Listener {
+        transport: Transport::Udp,
+        address: address.ip(),
+        port: u16::MAX,
+        v6_only: true,
+    };
+    let sockets = Sockets {
+        whole: false,
+        unread: true,
+        listeners: vec![listener; LISTENERS_MAX],
+        connections: vec![connection; CONNECTIONS_MAX],
+    };
+    wire::encode(&ToHost::Sockets(sockets)).expect("fits");
 }
 
 #[test]
