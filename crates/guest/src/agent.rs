@@ -7,7 +7,7 @@ use std::{
 };
 
 use tokio::sync::watch;
-use wire::{Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
+use wire::{Ipv6Network, Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
 
 use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, system::System};
 
@@ -158,7 +158,7 @@ impl Agent {
 
     /// Sets the guest right and lets the user's programs go on. All of it takes a few milliseconds and is done without
     /// giving up the thread, so that nothing else of the agent runs in a half-woken guest.
-    pub(crate) fn wake(&self, wake: &Wake) -> Woke {
+    pub(crate) fn wake(&self, wake: &Wake, ipv6: Option<&Ipv6Network>) -> Woke {
         let mut steps = Steps::default();
         let clock_step_ns = match wake.realtime_ns {
             None => steps.skip(Step::Clock),
@@ -191,6 +191,10 @@ impl Agent {
             steps.skip::<()>(Step::Identity);
             steps.skip::<()>(Step::Connections);
             steps.skip::<()>(Step::Network);
+        }
+        // Without it there is none, also not a parent's: the card has lost its addresses above.
+        if let Some(ipv6) = ipv6 {
+            steps.run(Step::Ipv6, || self.system.ipv6(ipv6));
         }
         // A fork that draws what its parent draws, or speaks with its parent's address, must not run.
         let running = if owed.entropy || owed.identity {
@@ -270,6 +274,9 @@ mod tests {
             Ok(())
         }
         fn network(&self, _: &Network) -> Result<(), String> {
+            Ok(())
+        }
+        fn ipv6(&self, _: &Ipv6Network) -> Result<(), String> {
             Ok(())
         }
     }

@@ -27,6 +27,7 @@ pub mod port;
 mod ports;
 mod sample;
 mod serve;
+mod sockets;
 pub mod system;
 mod tree;
 mod users;

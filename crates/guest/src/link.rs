@@ -18,8 +18,8 @@ use tokio::{
     task::{AbortHandle, JoinHandle},
 };
 use wire::{
-    CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, Held, LinkId, Request,
-    ToGuest, ToHost, Wake,
+    CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, Held, Ipv6Network, LinkId,
+    Request, ToGuest, ToHost, Wake,
 };
 
 use crate::{
@@ -28,6 +28,7 @@ use crate::{
     failure::failure,
     port::Transport,
     serve::{self, End},
+    sockets,
 };
 
 /// Bytes read at a time, and bytes gathered into one write at least, if there are as many.
@@ -59,6 +60,7 @@ pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<
         table: Arc::default(),
         quiescing: None,
         still: Arc::default(),
+        tells_network: false,
     };
     let mut decoder = Decoder::default();
     let mut chunk = vec![0; CHUNK];
@@ -101,6 +103,8 @@ struct Link {
     quiescing: Option<AbortHandle>,
     /// `Quiesced` was said and nothing since: no frame of ours is half sent.
     still: Arc<AtomicBool>,
+    /// The host wants to know what is open on the network when the guest stands still.
+    tells_network: bool,
 }
 
 struct Entry {
@@ -187,6 +191,7 @@ impl Link {
                 append_control(&mut bytes, &ToHost::Hello(answer));
                 let version = wire::VERSIONS.agree(hello.versions);
                 let tells_held = Some(version.is_some_and(|version| version >= wire::HELD_SINCE));
+                self.tells_network = version.is_some_and(|version| version >= wire::NETWORK_SINCE);
                 self.say(Control { bytes, hold: Some(quiesced), tells_held });
             }
             ToGuest::Quiesce(quiesce) => {
@@ -196,9 +201,17 @@ impl Link {
                 let agent = Arc::clone(&self.agent);
                 let controls = self.controls.clone();
                 let still = Arc::clone(&self.still);
+                let tells_network = self.tells_network;
                 let task = tokio::spawn(async move {
                     let quiesced = agent.quiesce(quiesce).await;
                     let mut bytes = Vec::new();
+                    if tells_network {
+                        // Not before: a program may have begun to listen while it was being frozen.
+                        match sockets::look(&agent.settings.proc) {
+                            Ok(sockets) => append_control(&mut bytes, &ToHost::Sockets(sockets)),
+                            Err(error) => eprintln!("look at the sockets: {error}"),
+                        }
+                    }
                     append_control(&mut bytes, &ToHost::Quiesced(quiesced));
                     still.store(true, Ordering::Relaxed);
                     let _over =
@@ -206,12 +219,13 @@ impl Link {
                 });
                 self.quiescing = Some(task.abort_handle());
             }
-            ToGuest::Wake(wake) => self.wake(&wake),
+            ToGuest::Wake(wake) => self.wake(&wake, None),
+            ToGuest::WakeWithIpv6(wake, ipv6) => self.wake(&wake, Some(&ipv6)),
             ToGuest::SleepNotice(notice) => self.agent.holds.tell(notice),
         }
     }
 
-    fn wake(&mut self, wake: &Wake) {
+    fn wake(&mut self, wake: &Wake, ipv6: Option<&Ipv6Network>) {
         if self.id != Some(wake.link) {
             // A host that resumes what it never had. Its wait ends by its limit.
             eprintln!("wake for another link: {:?}", wake.link);
@@ -222,7 +236,7 @@ impl Link {
             quiescing.abort();
         }
         self.still.store(false, Ordering::Relaxed);
-        let woke = self.agent.wake(wake);
+        let woke = self.agent.wake(wake, ipv6);
         let hold = (!woke.running).then_some(true).or(Some(false));
         let mut bytes = Vec::new();
         append_control(&mut bytes, &ToHost::Woke(woke));

@@ -7,7 +7,7 @@ use std::{io, os::fd::OwnedFd};
 use rustix::net::{
     AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, netlink,
 };
-use wire::Network;
+use wire::{Ipv6Network, Network};
 
 /// `NETLINK_ROUTE` is 0, the family's default.
 const ROUTE: Option<Protocol> = None;
@@ -30,8 +30,8 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const SOCK_DESTROY: u16 = 21;
 
 const IFF_UP: u32 = 1;
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+pub(crate) const AF_INET: u8 = 2;
+pub(crate) const AF_INET6: u8 = 10;
 const IPPROTO_TCP: u8 = 6;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
@@ -41,6 +41,10 @@ const RTN_UNICAST: u8 = 1;
 const NUD_PERMANENT: u16 = 0x80;
 /// TCP states with somebody at the other end: all but listening (10), time-wait (6) and closed (7).
 const CONNECTED: u32 = 0b1_1011_0011_1110;
+/// All TCP states but closed (7).
+const OPEN: u32 = 0b1_1111_0111_1110;
+/// An address is used at once, without asking whether somebody else has it: nobody else is on the link.
+const IFA_F_NODAD: u8 = 0x02;
 
 /// Bytes received at a time; the kernel fills no more than 32 KiB into one answer.
 const ANSWER_MAX: usize = 64 * 1024;
@@ -63,15 +67,58 @@ impl Card {
         self.link(IFF_UP, None)
     }
 
-    /// Switches it off, which also drops its routes, and takes its IPv4 addresses away.
+    /// Switches it off, which also drops its routes, and takes its addresses away.
     pub(crate) fn down(self) -> io::Result<()> {
         self.link(0, None)?;
+        self.drop_addresses(AF_INET)?;
+        // The kernel has dropped them with the link, unless it was told to keep them.
+        self.drop_addresses(AF_INET6)
+    }
+
+    fn drop_addresses(self, family: u8) -> io::Result<()> {
         let mut netlink = Netlink::open(ROUTE)?;
-        for address in netlink.ask(RTM_GETADDR, NLM_F_DUMP, &[AF_INET, 0, 0, 0, 0, 0, 0, 0])? {
-            if address.len() >= 8 && address[4..8] == self.0.to_ne_bytes() {
+        for address in netlink.ask(RTM_GETADDR, NLM_F_DUMP, &[family, 0, 0, 0, 0, 0, 0, 0])? {
+            let is_ours = address.len() >= 8 && address[4..8] == self.0.to_ne_bytes();
+            // Those of the link itself (253) are the kernel's own, and go and come with it.
+            if is_ours && (family == AF_INET || address[3] != RT_SCOPE_LINK) {
                 netlink.ask(RTM_DELADDR, NLM_F_ACK, &address)?;
             }
         }
+        Ok(())
+    }
+
+    /// Gives a card that is up its only IPv6 address, and routes.
+    pub(crate) fn configure_ipv6(self, network: &Ipv6Network) -> io::Result<()> {
+        self.drop_addresses(AF_INET6)?;
+        let mut netlink = Netlink::open(ROUTE)?;
+        let make = NLM_F_ACK | NLM_F_CREATE | NLM_F_REPLACE;
+        let mut address = vec![AF_INET6, 128, IFA_F_NODAD, RT_SCOPE_UNIVERSE];
+        address.extend(self.0.to_ne_bytes());
+        attribute(&mut address, 2, &network.address);
+        attribute(&mut address, 1, &network.address);
+        netlink.ask(RTM_NEWADDR, make, &address)?;
+
+        let mut neighbour = vec![AF_INET6, 0, 0, 0];
+        neighbour.extend(self.0.to_ne_bytes());
+        neighbour.extend(NUD_PERMANENT.to_ne_bytes());
+        neighbour.extend([0, 0]);
+        attribute(&mut neighbour, 1, &network.gateway);
+        attribute(&mut neighbour, 2, &network.gateway_mac);
+        netlink.ask(RTM_NEWNEIGH, make, &neighbour)?;
+
+        let route = |prefix: u8| {
+            let mut route = vec![AF_INET6, prefix, 0, 0];
+            route.extend([RT_TABLE_MAIN, RTPROT_STATIC, RT_SCOPE_UNIVERSE, RTN_UNICAST]);
+            route.extend([0, 0, 0, 0]);
+            attribute(&mut route, 4, &self.0.to_ne_bytes());
+            route
+        };
+        let mut gateway = route(128);
+        attribute(&mut gateway, 1, &network.gateway);
+        netlink.ask(RTM_NEWROUTE, make, &gateway)?;
+        let mut default = route(0);
+        attribute(&mut default, 5, &network.gateway);
+        netlink.ask(RTM_NEWROUTE, make, &default)?;
         Ok(())
     }
 
@@ -123,6 +170,35 @@ impl Card {
         }
         Netlink::open(ROUTE)?.ask(RTM_NEWLINK, NLM_F_ACK, &link)?;
         Ok(())
+    }
+}
+
+/// All TCP sockets but closed ones, each as an `inet_diag_msg` with its attributes.
+///
+/// # Errors
+/// Also when the kernel has no `tcp_diag`.
+pub(crate) fn tcp_sockets() -> io::Result<Vec<Vec<u8>>> {
+    let mut netlink = Netlink::open(Some(netlink::SOCK_DIAG))?;
+    let mut sockets = Vec::new();
+    for family in [AF_INET, AF_INET6] {
+        let mut every = vec![family, IPPROTO_TCP, 0, 0];
+        every.extend(OPEN.to_ne_bytes());
+        every.extend([0; 48]);
+        sockets.extend(netlink.ask(SOCK_DIAG_BY_FAMILY, NLM_F_DUMP, &every)?);
+    }
+    Ok(sockets)
+}
+
+/// The value of the first attribute of this kind.
+pub(crate) fn attribute_of(mut attributes: &[u8], wanted: u16) -> Option<&[u8]> {
+    loop {
+        let head = attributes.first_chunk::<4>()?;
+        let length = usize::from(u16::from_ne_bytes([head[0], head[1]]));
+        let value = attributes.get(4..length)?;
+        if u16::from_ne_bytes([head[2], head[3]]) == wanted {
+            return Some(value);
+        }
+        attributes = attributes.get(length.next_multiple_of(4)..)?;
     }
 }
 
@@ -249,6 +325,24 @@ mod tests {
     fn connected_states_are_all_but_listening_time_wait_and_closed() {
         let states: Vec<u32> = (1..=12).filter(|state| CONNECTED & (1 << state) != 0).collect();
         assert_eq!(states, [1, 2, 3, 4, 5, 8, 9, 11, 12]);
+    }
+
+    #[test]
+    fn open_states_are_all_but_closed() {
+        let states: Vec<u32> = (0..32).filter(|state| OPEN & (1 << state) != 0).collect();
+        assert_eq!(states, [1, 2, 3, 4, 5, 6, 8, 9, 10, 11, 12]);
+    }
+
+    #[test]
+    fn an_attribute_is_found_behind_others_and_none_in_noise() {
+        let mut message = Vec::new();
+        attribute(&mut message, 1, &[1, 2, 3, 4, 5, 6]);
+        attribute(&mut message, 11, &[1]);
+        assert_eq!(attribute_of(&message, 11), Some(&[1][..]));
+        assert_eq!(attribute_of(&message, 2), None);
+        for noise in [&[][..], &[0; 8], &[3, 0, 1, 0], &[255, 255, 11, 0, 1]] {
+            assert_eq!(attribute_of(noise, 11), None, "{noise:?}");
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::{
     channel::{Inbox, Outbox},
     exec::{Cursor, Input},
     failure::{failure, io_failure},
-    files, ports, sample, tree,
+    files, ports, sample, sockets, tree,
 };
 
 /// How a handler leaves its channel.
@@ -51,6 +51,9 @@ pub(crate) async fn request(
         Request::Connect { port } => return ports::connect(port, inbox, outbox).await,
         Request::Ping => Ok(Some(Reply::Done)),
         Request::Sample => sample::take(agent).map(Reply::Sample).map(Some),
+        Request::Sockets => sockets::look(&agent.settings.proc)
+            .map(|sockets| Some(Reply::Sockets(sockets)))
+            .map_err(|error| io_failure(&error, "sockets", "look at the sockets")),
         Request::ExecStart(spec) => match name_fits(spec.name.as_deref()) {
             Ok(()) => {
                 let _turn = agent.turn_to_start().await;

@@ -4,7 +4,7 @@
 use std::{fs, io, net::Ipv4Addr, path::PathBuf};
 
 use rustix::time::{ClockId, Timespec};
-use wire::{Identity, Network, control::ENTROPY_LEN};
+use wire::{Identity, Ipv6Network, Network, control::ENTROPY_LEN};
 
 use crate::netlink::{self, Card};
 
@@ -23,6 +23,8 @@ pub trait System: std::fmt::Debug + Send + Sync + 'static {
     fn cut_connections(&self) -> Result<(), String>;
     /// Card, address, routes, neighbour, name servers.
     fn network(&self, network: &Network) -> Result<(), String>;
+    /// The card's IPv6 address, routes and neighbour.
+    fn ipv6(&self, network: &Ipv6Network) -> Result<(), String>;
 }
 
 /// The guest that we run in.
@@ -94,6 +96,11 @@ impl System for Guest {
             .map(|server| format!("nameserver {}\n", Ipv4Addr::from(*server)))
             .collect();
         if servers.is_empty() { Ok(()) } else { self.write("resolv.conf", &servers.concat()) }
+    }
+
+    fn ipv6(&self, network: &Ipv6Network) -> Result<(), String> {
+        let done = self.card()?.configure_ipv6(network);
+        done.map_err(|error| format!("give {} its IPv6 address: {error}", self.card))
     }
 }
 

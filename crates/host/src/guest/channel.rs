@@ -398,5 +398,6 @@ fn name(request: &Request) -> &'static str {
         Request::Long { .. } => "long request",
         Request::TerminalStart(_) => "terminal start",
         Request::TerminalResize { .. } => "terminal resize",
+        Request::Sockets => "sockets",
     }
 }

@@ -219,6 +219,7 @@ fn sort(inner: &Inner, frame: Frame, phase: &mut Phase, number: u64) -> Result<(
                 }
             }
             Ok(ToHost::Held(held)) => drop(inner.held.send_replace(held)),
+            Ok(ToHost::Sockets(sockets)) => core.sockets = Some(sockets),
             Err(_) => return Err(Violation("unreadable control message")),
         }
         return Ok(());

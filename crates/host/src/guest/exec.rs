@@ -9,7 +9,7 @@ use std::{
 use futures_util::Stream as FuturesStream;
 use wire::{
     Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, OutputChunk, OutputFrom,
-    Reply, Request, Sample, TerminalSize, TerminalSpec,
+    Reply, Request, Sample, Sockets, TerminalSize, TerminalSpec,
 };
 
 use super::{
@@ -56,6 +56,25 @@ impl GuestLink {
         match self.ask(Request::Sample, Some(ANSWER_LIMIT)).await? {
             Reply::Sample(sample) => Ok(sample),
             _ => Err(GuestError::BadAnswer { request: "sample" }),
+        }
+    }
+
+    /// What is open on the guest's network.
+    ///
+    /// # Errors
+    /// Also [`GuestError::Failed`] with `unsupported` when the guest's agent is older than this question.
+    pub async fn sockets(&self) -> Result<Sockets, GuestError> {
+        if !self.speaks(wire::NETWORK_SINCE) {
+            return Err(GuestError::Failed(Failure {
+                code: FailureCode::Unsupported,
+                errno: None,
+                field: None,
+                message: "this guest's agent does not tell what is open on its network".to_owned(),
+            }));
+        }
+        match self.ask(Request::Sockets, Some(ANSWER_LIMIT)).await? {
+            Reply::Sockets(sockets) => Ok(sockets),
+            _ => Err(GuestError::BadAnswer { request: "sockets" }),
         }
     }
 

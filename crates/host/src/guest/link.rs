@@ -12,8 +12,8 @@ use tokio::{
     task::AbortHandle,
 };
 use wire::{
-    ExecInfo, Frame, GuestHello, Held, HostHello, Identity, LinkId, Quiesce, Quiesced, SleepNotice,
-    ToGuest, Wake, Woke, control::ENTROPY_LEN,
+    ExecInfo, Frame, GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Quiesce, Quiesced,
+    SleepNotice, Sockets, ToGuest, Wake, Woke, control::ENTROPY_LEN,
 };
 
 use super::{
@@ -238,6 +238,7 @@ impl GuestLink {
                 freeze_limit_ms: FREEZE_LIMIT_MS,
             };
             core.answers.quiesced = Some((core.attempt, answer));
+            core.sockets = None;
             core.tell(Control::message(&ToGuest::Quiesce(quiesce), Then::Hold))?;
             self.inner.state.send_replace(LinkState::Quiescing);
         }
@@ -251,6 +252,20 @@ impl GuestLink {
     /// # Errors
     /// When the guest keeps the user's programs frozen, it says so by step; call again to try again.
     pub async fn wake(&self, params: WakeParams, limit: Duration) -> Result<Woke, WakeError> {
+        self.wake_with_ipv6(params, None, limit).await
+    }
+
+    /// As [`wake`](Self::wake), and gives the guest an IPv6 address. An agent of an earlier version gets none, which shows in
+    /// the steps it reports.
+    ///
+    /// # Errors
+    /// As [`wake`](Self::wake).
+    pub async fn wake_with_ipv6(
+        &self,
+        params: WakeParams,
+        ipv6: Option<Ipv6Network>,
+        limit: Duration,
+    ) -> Result<Woke, WakeError> {
         let (answer, answered) = oneshot::channel();
         let entropy = random::<ENTROPY_LEN>()?.to_vec();
         {
@@ -270,13 +285,22 @@ impl GuestLink {
             };
             core.answers.quiesced = None;
             core.answers.woke = Some((core.attempt, answer));
-            core.tell(Control::message(&ToGuest::Wake(wake), Then::Stay))?;
+            let message = match ipv6 {
+                Some(ipv6) if core.speaks(wire::NETWORK_SINCE) => ToGuest::WakeWithIpv6(wake, ipv6),
+                _ => ToGuest::Wake(wake),
+            };
+            core.tell(Control::message(&message, Then::Stay))?;
         }
         let woke = self.answer("wake", limit, answered).await?;
         if !woke.running {
             return Err(WakeError::NotRunning(woke));
         }
         Ok(woke)
+    }
+
+    /// What is open on the network of a guest that stands still, as it said when it began to. `None`: it did not say.
+    pub fn sockets_at_rest(&self) -> Option<Sockets> {
+        self.inner.core().sockets.clone()
     }
 
     /// The machine is saved and its QEMU goes: lets the socket go and keeps the channels for [`Continuity::Resumed`].
@@ -360,6 +384,8 @@ pub(super) struct Core {
     pub(super) gone: Option<String>,
     /// Its programs when it was last told to stand still.
     execs: Option<Vec<ExecInfo>>,
+    /// What was open on its network when it stood still last.
+    pub(super) sockets: Option<Sockets>,
     attempt: u64,
 }
 
@@ -395,8 +421,12 @@ impl Drop for Connection {
 
 impl Core {
     fn tells_held(&self) -> bool {
+        self.speaks(wire::HELD_SINCE)
+    }
+
+    fn speaks(&self, since: u16) -> bool {
         let spoken = self.hello.as_ref().and_then(|hello| wire::VERSIONS.agree(hello.versions));
-        spoken.is_some_and(|version| version >= wire::HELD_SINCE)
+        spoken.is_some_and(|version| version >= since)
     }
 
     fn tell(&self, control: Control) -> Result<(), LinkError> {

@@ -36,8 +36,8 @@ pub use files::{Download, FileReader, Listing, Upload};
 pub use link::{Continuity, FREEZE_LIMIT_MS, GuestLink, LinkState, QuiesceOptions, WakeParams};
 pub use ports::PortStream;
 pub use wire::{
-    Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode,
-    GuestHello, Identity, LinkId, Network, OutputChunk, OutputFrom, Program, Quiesced, Sample,
-    Stat, Stdin, Step, StepOutcome, StepReport, Stream, TerminalSize, TerminalSpec, Woke,
-    WriteSpec,
+    Connection, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure,
+    FailureCode, GuestHello, Identity, Ipv6Network, LinkId, Listener, Network, OutputChunk,
+    OutputFrom, Program, Quiesced, Sample, Sockets, Stat, Stdin, Step, StepOutcome, StepReport,
+    Stream, TerminalSize, TerminalSpec, Transport, Woke, WriteSpec,
 };

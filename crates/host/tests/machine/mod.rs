@@ -9,7 +9,7 @@ use std::{
 };
 
 use guest::{Agent, Settings, system::System};
-use host::guest::{Continuity, GuestLink, Identity, Network};
+use host::guest::{Continuity, GuestLink, Identity, Ipv6Network, Network};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -131,5 +131,10 @@ impl System for Recorder {
     fn network(&self, network: &Network) -> Result<(), String> {
         self.call(format!("network {:?}", network.address));
         if self.network_fails.load(Ordering::Relaxed) { Err("no card".into()) } else { Ok(()) }
+    }
+
+    fn ipv6(&self, network: &Ipv6Network) -> Result<(), String> {
+        self.call(format!("ipv6 {}", std::net::Ipv6Addr::from(network.address)));
+        Ok(())
     }
 }
