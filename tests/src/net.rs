@@ -103,6 +103,48 @@ pub fn connect(address: &str, port: u16) -> TcpStream {
     stream
 }
 
+/// Pings an address; the answer must carry what was sent.
+#[track_caller]
+pub fn ping(address: &str, payload: &[u8]) {
+    use rustix::net::{AddressFamily, SendFlags, SocketType, ipproto, sockopt};
+    let address: std::net::IpAddr = address.parse().expect("an address");
+    let (family, protocol, request, reply) = if address.is_ipv4() {
+        (AddressFamily::INET, ipproto::ICMP, 8, 0)
+    } else {
+        (AddressFamily::INET6, ipproto::ICMPV6, 128, 129)
+    };
+    let socket = rustix::net::socket(family, SocketType::RAW, Some(protocol)).expect("a socket");
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(WAIT_MAX)).expect("set");
+    let to = SocketAddr::new(address, 0);
+    rustix::net::connect(&socket, &to).expect("an address");
+    let mut message = vec![request, 0, 0, 0, 0x12, 0x34, 0, 1];
+    message.extend_from_slice(payload);
+    // In IPv6 the kernel does this.
+    if address.is_ipv4() {
+        let words = message
+            .chunks(2)
+            .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
+        let sum: u32 = words.sum();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        let sum = !u16::try_from((sum & 0xffff) + (sum >> 16)).expect("folded");
+        message[2..4].copy_from_slice(&sum.to_be_bytes());
+    }
+    rustix::net::send(&socket, &message, SendFlags::empty()).expect("sent");
+    loop {
+        let mut answer = [0; 2048];
+        let (length, _) =
+            rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty())
+                .unwrap_or_else(|error| panic!("ping {address}: {error}"));
+        // IPv4 comes with its head.
+        let from = if address.is_ipv4() { usize::from(answer[0] & 0xf) * 4 } else { 0 };
+        let answer = &answer[from..length];
+        if answer[0] == reply {
+            assert_eq!(answer[4..], message[4..], "the answer of {address}");
+            return;
+        }
+    }
+}
+
 /// An answer from all the bytes of a connection.
 pub(crate) fn parse(bytes: &[u8]) -> Option<Answer> {
     let text = String::from_utf8_lossy(bytes);

@@ -22,6 +22,7 @@ use sha2::{Digest, Sha256};
 use vmm::files::FileError;
 
 use crate::clock::Moment;
+use crate::network::asleep::AtRest;
 use crate::usage::Used;
 
 /// The format this build writes. It reads this one alone so far; a newer one is refused, not guessed at.
@@ -75,6 +76,9 @@ pub struct Manifest {
     /// What it has used up to the last change of this manifest.
     #[serde(default)]
     pub used: Used,
+    /// What was open on its network when it fell asleep last; `None`: not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) network_at_rest: Option<AtRest>,
     /// What it does.
     pub state: State,
     /// Since when.
@@ -297,6 +301,7 @@ mod tests {
             woke_because: None,
             last_end: None,
             used: Used::default(),
+            network_at_rest: None,
             state: State::Off { code: "poweroff".to_owned() },
             since: Moment::now(),
         }

@@ -36,6 +36,7 @@ use crate::clock::{self, Moment};
 use crate::daemon::StartError;
 use crate::ground::Ground;
 use crate::manifest::{self, Manifest, ManifestError, State};
+use crate::network::asleep::AtRest;
 use crate::record::Record;
 use crate::sandbox::body::{Body, machine_spec};
 use crate::sandbox::work::chain;
@@ -181,12 +182,15 @@ impl Finder<'_> {
             State::SleepingInMemory { slept_at, timer_due } => {
                 let Some(process) = process else { return self.lost().await.map(Some) };
                 match self.adopt(&manifest, &process).await? {
-                    Some(Adopted::Stopped) => Ok(Some(Recovered::Asleep {
-                        tier: Tier::Memory,
-                        since: Time::from_millis(slept_at.boot_ms_now()),
-                        cause: SleepCause::Idle,
-                        timer_due: timer_due.as_ref().map(due),
-                    })),
+                    Some(Adopted::Stopped) => {
+                        self.rest(manifest.network_at_rest);
+                        Ok(Some(Recovered::Asleep {
+                            tier: Tier::Memory,
+                            since: Time::from_millis(slept_at.boot_ms_now()),
+                            cause: SleepCause::Idle,
+                            timer_due: timer_due.as_ref().map(due),
+                        }))
+                    }
                     Some(Adopted::Going(_)) => self.go_on().await.map(Some),
                     None => self.lost().await.map(Some),
                 }
@@ -194,6 +198,7 @@ impl Finder<'_> {
             State::SleepingOnDisk(saved) => {
                 self.end(process).await?;
                 self.listen();
+                self.rest(manifest.network_at_rest);
                 Ok(Some(Recovered::Asleep {
                     tier: Tier::Disk,
                     since: Time::from_millis(saved.slept_at.boot_ms_now()),
@@ -355,6 +360,13 @@ impl Finder<'_> {
             self.kill(&process).await;
         }
         self.listen();
+    }
+
+    /// It sleeps on, and this is what it sleeps with.
+    fn rest(&mut self, at_rest: Option<AtRest>) {
+        if let Some(port) = &mut self.body.port {
+            port.rest(at_rest, false);
+        }
     }
 
     /// Opens the tap of one whose machine does not hold it.

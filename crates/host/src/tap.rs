@@ -4,17 +4,20 @@
 //! sleeps the daemon does: what would wake the guest is kept, wakes it, and is given back to the queue when it runs again, so
 //! that nothing is lost and nothing is answered by anybody but the guest.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use vmm::ProcessId;
-use vmm::packet::{Probe, Verdict, Wake, classify};
-use vmm::tap::{ActivityWatch, Frame, Injector, LinkSetup, Reader, Tap, set_up};
+use vmm::packet::Flow;
+use vmm::packet::answer::LinkEnds;
+use vmm::tap::{ActivityWatch, Ends, Frame, Injector, LinkSetup, Reader, Tap, is_gone, set_up};
 
-use crate::network::Subnet;
+use crate::network::asleep::{Asleep, AtRest, Decision, Place};
+use crate::network::{GATEWAY_MAC, Subnet};
 
 /// Ethernet's usual payload.
 const MTU: u32 = 1500;
@@ -26,21 +29,25 @@ const QUEUE_PACKETS: u32 = 1000;
 /// they carry the beginning of what the guest must answer.
 const HELD_MAX: usize = 512;
 
-/// Segments without content that are remembered while it sleeps; more than that many connections at a time are rare, and
-/// forgetting one only delays the answer to a probe by another probe.
-const BARE_MAX: usize = 256;
+/// How long after a failure a tap that was removed is tried to be made again.
+const REMAKE_EVERY: Duration = Duration::from_secs(5);
 
 /// A tap with all that is done at it.
 #[derive(Debug)]
 pub(crate) struct Port {
+    subnet: Subnet,
+    slot: u32,
     tap: Tap,
     injector: Injector,
     activity: ActivityWatch,
     /// Only while the guest sleeps.
     reader: Option<Reader>,
     held: VecDeque<Frame>,
-    /// Segments without content that came while it slept: peer, its port, the guest's port, sequence number.
-    bare: VecDeque<(IpAddr, u16, u16, u32)>,
+    asleep: Asleep,
+    /// Something came when the guest's programs stood still already and its kernel did not: they have not seen it.
+    missed: bool,
+    /// The machine, if there is one, holds another tap than this, one that was removed.
+    remade: bool,
 }
 
 /// What has come for a sleeper.
@@ -74,7 +81,7 @@ impl Port {
     fn with(tap: Tap, subnet: Subnet, slot: u32) -> io::Result<Self> {
         let setup = LinkSetup {
             gateway: subnet.gateway(),
-            host_mac: crate::network::GATEWAY_MAC,
+            host_mac: GATEWAY_MAC,
             guest: subnet.address(slot),
             guest_mac: subnet.mac(slot),
             mtu: MTU,
@@ -84,18 +91,43 @@ impl Port {
         let injector = Injector::new(&tap).map_err(io::Error::other)?;
         let activity = ActivityWatch::new(&tap).map_err(io::Error::other)?;
         Ok(Self {
+            subnet,
+            slot,
             tap,
             injector,
             activity,
             reader: None,
             held: VecDeque::new(),
-            bare: VecDeque::new(),
+            asleep: Asleep::new(None),
+            missed: false,
+            remade: false,
         })
     }
 
-    /// For QEMU.
-    pub(crate) fn tap_fd(&self) -> Arc<OwnedFd> {
+    /// For a QEMU that is being started.
+    pub(crate) fn tap_fd(&mut self) -> Arc<OwnedFd> {
+        self.remade = false;
         self.tap.fd()
+    }
+
+    /// Whether the tap is there, and the one that the machine holds.
+    pub(crate) fn is_whole(&self) -> bool {
+        !self.remade && self.tap.exists()
+    }
+
+    /// Makes the tap anew where somebody has removed it.
+    pub(crate) fn ensure(&mut self) -> io::Result<()> {
+        if self.tap.exists() {
+            return Ok(());
+        }
+        tracing::warn!(tap = self.tap.name(), "the tap was removed by somebody; it is made anew");
+        let fresh = Self::open(self.subnet, self.slot)?;
+        self.tap = fresh.tap;
+        self.injector = fresh.injector;
+        self.activity = fresh.activity;
+        self.reader = None;
+        self.remade = true;
+        Ok(())
     }
 
     /// Whether anything that counts has crossed since the last question.
@@ -107,22 +139,73 @@ impl Port {
         })
     }
 
+    /// Watches on its own what crosses from now on.
+    pub(crate) fn watch(&self) -> io::Result<ActivityWatch> {
+        ActivityWatch::new(&self.tap).map_err(io::Error::other)
+    }
+
+    /// Asks the running guest's kernel where these connections stand; those that it does not answer for are missing.
+    pub(crate) async fn flows(&self, connections: &[Ends]) -> HashMap<Ends, Flow> {
+        let macs = LinkEnds { from: GATEWAY_MAC, to: self.subnet.mac(self.slot) };
+        vmm::tap::flows(&self.tap, &self.injector, macs, connections).await.unwrap_or_else(
+            |error| {
+                tracing::debug!(%error, "connections not asked about");
+                HashMap::new()
+            },
+        )
+    }
+
+    /// The guest has fallen asleep with this open. `missed`: something came that its programs have not seen.
+    pub(crate) fn rest(&mut self, at_rest: Option<AtRest>, missed: bool) {
+        self.asleep = Asleep::new(at_rest);
+        self.missed = missed;
+    }
+
+    /// What it fell asleep with.
+    pub(crate) fn at_rest(&self) -> Option<&AtRest> {
+        self.asleep.at_rest()
+    }
+
     /// Waits for a packet to a sleeping guest. Cancel safe: a packet is either still in the queue or among the held.
     pub(crate) async fn arrival(&mut self) -> io::Result<Arrival> {
+        if std::mem::take(&mut self.missed) {
+            return Ok(Arrival::Wake { peer: None, port: None });
+        }
+        match self.next().await {
+            Err(error) if is_gone(&error) => {
+                if let Err(error) = self.ensure() {
+                    tracing::error!(tap = self.tap.name(), %error, "the tap cannot be made anew");
+                    tokio::time::sleep(REMAKE_EVERY).await;
+                }
+                Ok(Arrival::Nothing)
+            }
+            arrival => arrival,
+        }
+    }
+
+    async fn next(&mut self) -> io::Result<Arrival> {
         if self.reader.is_none() {
-            self.reader = Some(self.tap.reader().map_err(io::Error::other)?);
+            self.reader = Some(self.tap.reader().map_err(|error| error.source)?);
         }
         let Some(reader) = self.reader.as_mut() else { return Ok(Arrival::Nothing) };
         reader.readable().await?;
         let Some(frame) = reader.try_read()? else { return Ok(Arrival::Nothing) };
-        let arrival = match classify(frame.ethernet()) {
-            Verdict::Wake(wake) => {
-                let (peer, port) = sender(wake);
-                Arrival::Wake { peer, port }
+        let place = Place {
+            mac: self.subnet.mac(self.slot),
+            address: self.subnet.address(self.slot),
+            ipv6: None,
+        };
+        let arrival = match self.asleep.judge(frame.ethernet(), place, Instant::now()) {
+            Decision::Wake { peer, port } => Arrival::Wake { peer, port },
+            Decision::Keep => Arrival::Nothing,
+            Decision::Drop => return Ok(Arrival::Nothing),
+            Decision::Answer(answer) => {
+                // As good as lost on the wire: whoever waits for it asks again.
+                if let Err(error) = reader.write(&answer) {
+                    tracing::debug!(tap = self.tap.name(), %error, "answer not sent");
+                }
+                return Ok(Arrival::Nothing);
             }
-            Verdict::KeepaliveProbe(probe) => self.on_bare_segment(probe),
-            Verdict::EchoRequest { peer } => Arrival::Wake { peer: Some(peer), port: None },
-            Verdict::ArpRequest | Verdict::Ignore(_) => return Ok(Arrival::Nothing),
         };
         if self.held.len() < HELD_MAX {
             self.held.push_back(frame);
@@ -130,24 +213,10 @@ impl Port {
         Ok(arrival)
     }
 
-    /// A late acknowledgement wakes nobody. A segment that comes again is a keepalive probe that nobody has answered: left
-    /// so, it would cut the connection.
-    fn on_bare_segment(&mut self, probe: Probe) -> Arrival {
-        let seen = (probe.peer, probe.peer_port, probe.port, probe.sequence);
-        if self.bare.contains(&seen) {
-            return Arrival::Wake { peer: Some(probe.peer), port: Some(probe.port) };
-        }
-        if self.bare.len() >= BARE_MAX {
-            self.bare.pop_front();
-        }
-        self.bare.push_back(seen);
-        Arrival::Nothing
-    }
-
     /// The guest runs (or is about to): what was kept goes back to the queue, and the daemon reads no more.
     pub(crate) fn give_back(&mut self) {
         self.reader = None;
-        self.bare.clear();
+        self.rest(None, false);
         for frame in self.held.drain(..) {
             if let Err(error) = self.injector.send(&frame) {
                 // As good as lost on the wire: its sender sends it again.
@@ -165,19 +234,5 @@ impl Port {
             Err(error) if is_gone(&error.source) => Ok(()),
             Err(error) => Err(io::Error::other(error)),
         }
-    }
-}
-
-fn is_gone(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::NotFound
-        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
-}
-
-fn sender(wake: Wake) -> (Option<IpAddr>, Option<u16>) {
-    match wake {
-        Wake::TcpSyn { peer, port } | Wake::TcpData { peer, port } | Wake::Udp { peer, port } => {
-            (Some(peer), Some(port))
-        }
-        Wake::Other { peer, .. } => (Some(peer), None),
     }
 }

@@ -105,6 +105,7 @@ impl Host for Daemon {
             woke_because: None,
             last_end: None,
             used: Used::default(),
+            network_at_rest: None,
             state: State::Creating,
             since: Moment::now(),
         };
@@ -140,6 +141,7 @@ impl Host for Daemon {
             woke_because: None,
             last_end: None,
             used: Used::default(),
+            network_at_rest: None,
             state: State::Creating,
             since: Moment::now(),
             ..of.clone()
@@ -574,6 +576,7 @@ impl Daemon {
             woke_because: None,
             last_end: None,
             used: Used::default(),
+            network_at_rest: None,
             state: State::Creating,
             since: Moment::now(),
             ..note.of.clone()

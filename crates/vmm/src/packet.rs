@@ -1,6 +1,12 @@
 //! What a frame for a sleeping machine means. Pure; the frames come from anybody on the network.
+//!
+//! [`answer`] makes what the machine would answer.
 
-use std::net::IpAddr;
+pub mod answer;
+
+use std::net::{IpAddr, Ipv6Addr};
+
+use serde::{Deserialize, Serialize};
 
 /// What to do about a frame that was read from the tap of a sleeping machine, that is one sent *to* the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +23,11 @@ pub enum Verdict {
     },
     /// Somebody asks for the guest's link address. With the permanent neighbour entry nobody needs to.
     ArpRequest,
+    /// The same in IPv6, asked of the one or of everybody.
+    NeighbourSolicitation {
+        /// Whose link address is asked for.
+        target: Ipv6Addr,
+    },
     /// Nothing that matters.
     Ignore(Ignored),
 }
@@ -30,6 +41,8 @@ pub enum Wake {
         port: u16,
         /// Who.
         peer: IpAddr,
+        /// Its port.
+        peer_port: u16,
     },
     /// Data on a connection, or its end (FIN, RST).
     TcpData {
@@ -37,6 +50,10 @@ pub enum Wake {
         port: u16,
         /// Who.
         peer: IpAddr,
+        /// Its port.
+        peer_port: u16,
+        /// The connection is cut: nobody waits for an answer.
+        reset: bool,
     },
     /// A datagram.
     Udp {
@@ -71,6 +88,19 @@ pub struct Probe {
     pub timestamp: Option<u32>,
     /// Bytes of payload, 0 or 1.
     pub payload: u8,
+}
+
+/// Where a connection of the guest stands, as its kernel would say it in a bare acknowledgement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flow {
+    /// Sequence number of the next byte that it will send.
+    pub sequence: u32,
+    /// Sequence number of the next byte that it expects.
+    pub acknowledgement: u32,
+    /// The window as it is written into segments, not scaled.
+    pub window: u16,
+    /// Its last timestamp, if the connection has them.
+    pub timestamp: Option<u32>,
 }
 
 /// Why a frame does not matter.
@@ -115,6 +145,10 @@ fn judge(frame: &[u8]) -> Option<Verdict> {
             1 => Verdict::ArpRequest,
             _ => Verdict::Ignore(Ignored::Housekeeping),
         }),
+        // Asked of a group, mostly.
+        0x86dd if let Some(target) = solicited(payload) => {
+            Some(Verdict::NeighbourSolicitation { target })
+        }
         _ if ethernet[0] & 1 == 1 => Some(Verdict::Ignore(Ignored::Group)),
         0x0800 => ip_v4(payload),
         0x86dd => ip_v6(payload),
@@ -141,6 +175,19 @@ fn ip_v4(packet: &[u8]) -> Option<Verdict> {
         ICMP if *content.first()? == 8 => Some(Verdict::EchoRequest { peer }),
         protocol => transport(protocol, peer, content),
     }
+}
+
+/// The target of a neighbour solicitation. Those have no extension headers, and a hop limit that no router lets through.
+fn solicited(packet: &[u8]) -> Option<Ipv6Addr> {
+    let head: &[u8; 40] = packet.first_chunk()?;
+    let content = packet.get(40..40 + usize::from(be16(packet, 4)?))?;
+    let is_solicitation = head[0] >> 4 == 6
+        && head[6] == ICMP_V6
+        && head[7] == 255
+        && *content.first()? == 135
+        && content.get(1) == Some(&0);
+    let target = content.get(8..)?.first_chunk::<16>()?;
+    is_solicitation.then(|| Ipv6Addr::from(*target))
 }
 
 fn ip_v6(packet: &[u8]) -> Option<Verdict> {
@@ -197,6 +244,7 @@ fn transport(protocol: u8, peer: IpAddr, content: &[u8]) -> Option<Verdict> {
 
 fn tcp(peer: IpAddr, segment: &[u8]) -> Option<Verdict> {
     const SYN: u8 = 0x02;
+    const RST: u8 = 0x04;
     const ACK: u8 = 0x10;
     /// All flags but the two of congestion notification.
     const FLAGS: u8 = 0x3f;
@@ -217,8 +265,13 @@ fn tcp(peer: IpAddr, segment: &[u8]) -> Option<Verdict> {
             timestamp: timestamp(options),
             payload: u8::from(!payload.is_empty()),
         }),
-        (flags, _) if flags & (SYN | ACK) == SYN => Verdict::Wake(Wake::TcpSyn { port, peer }),
-        _ => Verdict::Wake(Wake::TcpData { port, peer }),
+        (flags, _) if flags & (SYN | ACK | RST) == SYN => {
+            Verdict::Wake(Wake::TcpSyn { port, peer, peer_port })
+        }
+        (flags, _) => {
+            let reset = flags & RST != 0;
+            Verdict::Wake(Wake::TcpData { port, peer, peer_port, reset })
+        }
     })
 }
 
@@ -261,18 +314,47 @@ mod tests {
     fn s08_what_wakes() {
         let tcp =
             |flags, payload| samples::tcp_v4(Segment { flags, payload, ..Segment::default() });
-        check(&tcp(0x02, 0), &expect!["Wake(TcpSyn { port: 8000, peer: 10.0.0.1 })"]);
+        check(
+            &tcp(0x02, 0),
+            &expect!["Wake(TcpSyn { port: 8000, peer: 10.0.0.1, peer_port: 40000 })"],
+        );
         // With congestion notification asked for.
-        check(&tcp(0xc2, 0), &expect!["Wake(TcpSyn { port: 8000, peer: 10.0.0.1 })"]);
-        check(&tcp(0x12, 0), &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1 })"]);
-        check(&tcp(0x18, 1), &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1 })"]);
-        check(&tcp(0x10, 2), &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1 })"]);
-        check(&tcp(0x11, 0), &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1 })"]);
-        check(&tcp(0x04, 0), &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1 })"]);
+        check(
+            &tcp(0xc2, 0),
+            &expect!["Wake(TcpSyn { port: 8000, peer: 10.0.0.1, peer_port: 40000 })"],
+        );
+        check(
+            &tcp(0x12, 0),
+            &expect![
+                "Wake(TcpData { port: 8000, peer: 10.0.0.1, peer_port: 40000, reset: false })"
+            ],
+        );
+        check(
+            &tcp(0x18, 1),
+            &expect![
+                "Wake(TcpData { port: 8000, peer: 10.0.0.1, peer_port: 40000, reset: false })"
+            ],
+        );
+        check(
+            &tcp(0x10, 2),
+            &expect![
+                "Wake(TcpData { port: 8000, peer: 10.0.0.1, peer_port: 40000, reset: false })"
+            ],
+        );
+        check(
+            &tcp(0x11, 0),
+            &expect![
+                "Wake(TcpData { port: 8000, peer: 10.0.0.1, peer_port: 40000, reset: false })"
+            ],
+        );
+        check(
+            &tcp(0x04, 0),
+            &expect!["Wake(TcpData { port: 8000, peer: 10.0.0.1, peer_port: 40000, reset: true })"],
+        );
         check(&samples::udp_v4(53), &expect!["Wake(Udp { port: 53, peer: 10.0.0.1 })"]);
         check(
             &samples::tcp_v6(Segment { flags: 0x02, ..Segment::default() }),
-            &expect!["Wake(TcpSyn { port: 8000, peer: fd00::1 })"],
+            &expect!["Wake(TcpSyn { port: 8000, peer: fd00::1, peer_port: 40000 })"],
         );
         check(
             &samples::ip_v4(132, 0, &[0; 12]),
@@ -289,6 +371,8 @@ mod tests {
         check(&samples::ip_v4(ICMP, 0, &[8, 0, 0, 0]), &expect!["EchoRequest { peer: 10.0.0.1 }"]);
         check(&samples::ip_v6(ICMP_V6, &[128, 0, 0, 0]), &expect!["EchoRequest { peer: fd00::1 }"]);
         check(&samples::ip_v6(ICMP_V6, &[135, 0, 0, 0]), &expect!["Ignore(Housekeeping)"]);
+        check(&samples::solicitation(true), &expect!["NeighbourSolicitation { target: fd00::2 }"]);
+        check(&samples::solicitation(false), &expect!["NeighbourSolicitation { target: fd00::2 }"]);
         check(&samples::arp(1), &expect!["ArpRequest"]);
         check(&samples::arp(2), &expect!["Ignore(Housekeeping)"]);
         let mut group = samples::udp_v4(5353);

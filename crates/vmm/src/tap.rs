@@ -5,6 +5,7 @@
 
 mod activity;
 mod device;
+mod flows;
 mod injector;
 mod link;
 mod reader;
@@ -13,6 +14,7 @@ mod sys;
 pub use crate::descriptor::TakeError;
 pub use activity::ActivityWatch;
 pub use device::{Tap, TapError};
+pub use flows::{ASKED_MAX, Ends, flows};
 pub use injector::Injector;
 pub use link::{LinkSetup, set_up};
-pub use reader::{Frame, Reader};
+pub use reader::{Frame, Reader, is_gone};

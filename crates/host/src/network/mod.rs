@@ -7,6 +7,7 @@
 //! What this module changes on the host: one nftables table, IPv4 forwarding, one address on `lo`. [`Network::undo`]
 //! takes it away again.
 
+pub(crate) mod asleep;
 pub mod dns;
 mod hold;
 mod rules;

@@ -43,10 +43,11 @@ impl Body {
         Ok(Self { files, slot, machine: None, seat: None, port: None, link: GuestLink::random()? })
     }
 
-    /// Makes the tap where there is none.
+    /// Makes the tap where there is none, or none any more.
     pub(crate) fn ensure_port(&mut self, ground: &Ground) -> std::io::Result<&mut Port> {
-        if self.port.is_none() {
-            self.port = Some(Port::open(ground.subnet, self.slot.number())?);
+        match &mut self.port {
+            Some(port) => port.ensure()?,
+            None => self.port = Some(Port::open(ground.subnet, self.slot.number())?),
         }
         self.port.as_mut().ok_or_else(|| std::io::Error::other("no tap"))
     }

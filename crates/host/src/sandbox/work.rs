@@ -6,6 +6,7 @@
 //! Points at which a daemon can be killed are named by [`crate::fault::point`], so that tests can kill it there.
 
 mod capture;
+mod network;
 mod rouse;
 mod settle;
 
@@ -88,6 +89,15 @@ impl Signals {
     pub(super) fn cancelled(&self) -> bool {
         let said = *self.0.borrow();
         said.cancel || said.superseded
+    }
+
+    /// Waits until it is told to turn back.
+    pub(super) async fn turned_back(&self) {
+        let mut heard = self.0.clone();
+        if heard.wait_for(|said| said.cancel || said.superseded).await.is_err() {
+            // Whoever could say it is gone: nobody will.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Waits until a newer order waits.

@@ -48,6 +48,20 @@ pub(crate) fn udp_v4(port: u16) -> Vec<u8> {
     ip_v4(17, 0, &[0x9c, 0x40, high, low, 0, 12, 0, 0, 1, 2, 3, 4])
 }
 
+/// A neighbour solicitation for fd00::2, asked of its group or of itself.
+pub(crate) fn solicitation(of_group: bool) -> Vec<u8> {
+    let mut content = vec![135, 0, 0, 0, 0, 0, 0, 0, 0xfd, 0, 0, 0, 0, 0, 0, 0];
+    content.extend_from_slice(&[0, 0, 0, 0, 0, 0, 0, 2]);
+    content.extend_from_slice(&[1, 1, 0x52, 0x54, 0, 0, 0, 1]);
+    let mut frame = ip_v6(58, &content);
+    frame[21] = 255;
+    if of_group {
+        frame[..6].copy_from_slice(&[0x33, 0x33, 0xff, 0, 0, 2]);
+        frame[38..54].copy_from_slice(&[0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0xff, 0, 0, 2]);
+    }
+    frame
+}
+
 pub(crate) fn arp(operation: u8) -> Vec<u8> {
     let mut frame = ethernet(0x0806);
     frame[..6].fill(0xff);
@@ -81,6 +95,7 @@ pub(crate) fn any_whole_frame() -> impl Strategy<Value = Vec<u8>> {
         1 => any::<u8>().prop_map(|kind| ip_v6(58, &[kind, 0, 0, 0, 0, 0, 0, 0])),
         1 => any::<u8>().prop_map(|kind| ip_v4(1, 0, &[kind, 0, 0, 0, 0, 0, 0, 0])),
         1 => (1_u8..3).prop_map(arp),
+        1 => any::<bool>().prop_map(solicitation),
         1 => (0_u16..0x2000).prop_map(|fragment| ip_v4(6, fragment | 0x2000, &tcp(Segment::default()))),
     ]
 }

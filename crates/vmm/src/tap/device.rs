@@ -84,6 +84,11 @@ impl Tap {
         Ok(Self { name: name.to_owned(), index: index_of(name)?, fd: Arc::new(fd) })
     }
 
+    /// Whether the device is still there, and this very one.
+    pub fn exists(&self) -> bool {
+        index_of(&self.name).is_ok_and(|index| index == self.index)
+    }
+
     /// Removes the device, at once, even if a QEMU still holds it.
     pub fn delete(self) -> Result<(), TapError> {
         link::delete(&self.name, self.index)

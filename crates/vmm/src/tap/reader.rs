@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, Ready};
 
 use super::sys;
 
@@ -14,6 +14,9 @@ pub struct Frame {
     /// Header, then Ethernet frame.
     bytes: Vec<u8>,
 }
+
+/// A tap that was removed shows by an error alone.
+const INTEREST: Interest = Interest::READABLE.add(Interest::ERROR);
 
 /// Bytes of the header that the kernel fills in; the longer form adds a number that only the guest's side uses.
 const SHORT_HEADER: usize = 10;
@@ -26,10 +29,24 @@ impl Frame {
         &self.bytes[SHORT_HEADER..]
     }
 
+    /// A frame to which nothing is still to be done.
+    pub(super) fn of(ethernet: &[u8]) -> Self {
+        Self { bytes: [&[0; SHORT_HEADER], ethernet].concat() }
+    }
+
     /// Short header and Ethernet frame, as a packet socket takes them.
     pub(super) fn for_packet_socket(&self) -> &[u8] {
         &self.bytes
     }
+}
+
+/// Whether the error says that the tap was removed.
+pub fn is_gone(error: &io::Error) -> bool {
+    // Read and written: the open file has lost its device; asked for: there is none of this name.
+    error.kind() == io::ErrorKind::NotFound
+        || [rustix::io::Errno::BADFD, rustix::io::Errno::NODEV]
+            .iter()
+            .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 /// Reads and writes a tap's frames. A frame that is read is no longer in the queue.
@@ -41,16 +58,22 @@ pub struct Reader {
 
 impl Reader {
     pub(super) fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { fd: crate::pollable::readable(fd)?, space: Vec::new() })
+        Ok(Self { fd: crate::pollable::registered(fd, INTEREST)?, space: Vec::new() })
     }
 
-    /// Waits until a frame may be there. Cancel safe.
+    /// Waits until a frame may be there, or the tap is gone. Cancel safe.
     pub async fn readable(&self) -> io::Result<()> {
+        let mut guard = self.fd.ready(INTEREST).await?;
+        if guard.ready().is_error() {
+            sys::header_bytes(self.fd.get_ref())?;
+            guard.clear_ready_matching(Ready::ERROR);
+        }
         // Readiness is only taken back by a `try_read` that finds nothing.
-        self.fd.readable().await.map(|mut guard| guard.retain_ready())
+        guard.retain_ready();
+        Ok(())
     }
 
-    /// The next frame, if there is one.
+    /// The next frame, if there is one. An error means that the tap is gone ([`is_gone`]) or broken.
     pub fn try_read(&mut self) -> io::Result<Option<Frame>> {
         let Self { fd, space } = self;
         // Kept between frames, not between sleeps: 64 KiB for each of many sleepers that nobody writes to would add up.

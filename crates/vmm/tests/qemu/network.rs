@@ -97,7 +97,10 @@ fn s07_s08_packets_wake_in_both_tiers_and_none_is_lost() {
         let since = Instant::now();
         let (frame, verdict) = waking(&mut reader).await;
         println!("SYN seen after {:?}", since.elapsed());
-        assert_eq!(verdict, Verdict::Wake(Wake::TcpSyn { port: 7, peer: GATEWAY.into() }));
+        assert!(
+            matches!(verdict, Verdict::Wake(Wake::TcpSyn { port: 7, peer, .. }) if peer == GATEWAY),
+            "{verdict:?}"
+        );
         drop(reader);
         machine.continue_process().await.unwrap();
         injector.send(&frame).unwrap();
@@ -118,7 +121,7 @@ fn s07_s08_packets_wake_in_both_tiers_and_none_is_lost() {
         established.write_all(&data).await.unwrap();
         let since = Instant::now();
         let (frame, verdict) = waking(&mut reader).await;
-        assert_eq!(verdict, Verdict::Wake(Wake::TcpData { port: 7, peer: GATEWAY.into() }));
+        assert!(is_data(verdict), "{verdict:?}");
         let mut held = vec![frame];
         while let Some(frame) = reader.try_read().unwrap() {
             held.push(frame);
@@ -192,12 +195,14 @@ fn a_tap_is_taken_back_from_a_running_machine() {
         machine.stop_process().await.unwrap();
         let mut reader = tap.reader().unwrap();
         stream.write_all(b"to a sleeper").await.unwrap();
-        assert_eq!(
-            waking(&mut reader).await.1,
-            Verdict::Wake(Wake::TcpData { port: 7, peer: GATEWAY.into() })
-        );
+        let verdict = waking(&mut reader).await.1;
+        assert!(is_data(verdict), "{verdict:?}");
         machine.kill().await.unwrap();
     });
+}
+
+fn is_data(verdict: Verdict) -> bool {
+    matches!(verdict, Verdict::Wake(Wake::TcpData { port: 7, peer, reset: false, .. }) if peer == GATEWAY)
 }
 
 /// Writing to the tap is speaking as the guest: here to a socket of the host.

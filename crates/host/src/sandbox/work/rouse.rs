@@ -71,6 +71,15 @@ impl Worker {
     }
 
     async fn wake_from_memory(&mut self) -> Result<Report, Failed> {
+        if self.body.port.as_ref().is_some_and(|port| !port.is_whole()) {
+            // The machine holds a tap that somebody has removed. Only another machine can be given a new one.
+            if self.demote().await? != Report::Demoted {
+                let error = "its move to disk, for a new tap, was given up".to_owned();
+                return Err(Failed { code: FailureCode::WakeFailed, left: Left::Asleep, error });
+            }
+            self.phases.mark("demote");
+            return self.wake_from_disk().await;
+        }
         self.body.give_back_held();
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         if let Err(error) = machine.continue_process().await {

@@ -6,6 +6,7 @@ use lifecycle::{FailureCode, Left, Report, Tier};
 use tokio::sync::oneshot;
 use vmm::machine::GuestState;
 
+use super::network::Look;
 use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
 
 use crate::clock::Moment;
@@ -13,6 +14,7 @@ use crate::fault;
 use crate::ground::FREE_BYTES_TO_SLEEP;
 use crate::guest::{LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
+use crate::network::asleep::AtRest;
 use crate::sandbox::Message;
 
 impl Worker {
@@ -32,6 +34,7 @@ impl Worker {
             room.as_ref().map_err(Clone::clone)?;
         }
         let timer_due = self.last_sample().await;
+        let mut look = self.look_at_network().await;
         // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
         let options = QuiesceOptions { sync: room.is_ok(), drop_caches: false };
         if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
@@ -39,18 +42,25 @@ impl Worker {
                 .back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error)))
                 .await;
         }
+        if let Some(look) = &mut look {
+            look.programs_rest();
+        }
         self.phases.mark("guest");
         if self.signals.cancelled() {
             return self.back_awake(None).await;
         }
         if on_disk {
-            self.suspend_on_disk(timer_due).await
+            self.suspend_on_disk(timer_due, look).await
         } else {
-            self.suspend_in_memory(timer_due).await
+            self.suspend_in_memory(timer_due, look).await
         }
     }
 
-    async fn suspend_in_memory(&mut self, timer_due: Option<Moment>) -> Result<Report, Failed> {
+    async fn suspend_in_memory(
+        &mut self,
+        timer_due: Option<Moment>,
+        look: Option<Look>,
+    ) -> Result<Report, Failed> {
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         if let Err(error) = machine.stop_process().await {
             let failed = failed(FailureCode::SleepFailed, Left::Awake, &error);
@@ -58,7 +68,10 @@ impl Worker {
         }
         self.phases.mark("stop");
         let slept_at = Moment::now();
+        self.machine_rests(look);
+        let at_rest = self.at_rest();
         let published = self.record.change(|manifest| {
+            manifest.network_at_rest = at_rest;
             manifest.state = State::SleepingInMemory { slept_at, timer_due };
             manifest.since = Moment::now();
         });
@@ -70,8 +83,12 @@ impl Worker {
         Ok(Report::Suspended { tier: Tier::Memory })
     }
 
-    async fn suspend_on_disk(&mut self, timer_due: Option<Moment>) -> Result<Report, Failed> {
-        match self.save(timer_due).await {
+    async fn suspend_on_disk(
+        &mut self,
+        timer_due: Option<Moment>,
+        look: Option<Look>,
+    ) -> Result<Report, Failed> {
+        match self.save(timer_due, look).await {
             Ok(true) => Ok(Report::Suspended { tier: Tier::Disk }),
             Ok(false) => self.unpause_and_back(None).await,
             Err(failed) => self.unpause_and_back(Some(failed)).await,
@@ -84,14 +101,15 @@ impl Worker {
             State::SleepingInMemory { timer_due, .. } => timer_due.clone(),
             _ => None,
         });
-        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         if self.signals.cancelled() {
             return Ok(Report::StillInMemory);
         }
+        let look = self.look_at_sleeper();
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         if let Err(error) = machine.continue_process().await {
             return Err(failed(FailureCode::SleepFailed, Left::Asleep, &error));
         }
-        let result = self.save(timer_due).await;
+        let result = self.save(timer_due, look).await;
         match result {
             Ok(true) => Ok(Report::Demoted),
             Ok(false) => self.back_in_memory(None).await,
@@ -101,7 +119,11 @@ impl Worker {
 
     /// Pauses, saves, syncs, publishes, lets QEMU go. `false`: turned back before publishing; the machine is paused then, as
     /// after an error.
-    async fn save(&mut self, timer_due: Option<Moment>) -> Result<bool, Failed> {
+    async fn save(
+        &mut self,
+        timer_due: Option<Moment>,
+        look: Option<Look>,
+    ) -> Result<bool, Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::SleepFailed, Left::Awake, error)
         };
@@ -109,6 +131,9 @@ impl Worker {
         machine.pause().await.map_err(|error| fail(&error))?;
         let slept_at = Moment::now();
         self.phases.mark("pause");
+        self.machine_rests(look);
+        let at_rest = self.at_rest();
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         fault::point("saving");
         // The memory changes no more; the disk does until the state is saved, when QEMU lets go of it.
         let state_file = self.body.files.state();
@@ -128,6 +153,7 @@ impl Worker {
         let state = saved.mark;
         let published = self.record.change(|manifest| {
             let demoted = matches!(manifest.state, State::SleepingInMemory { .. });
+            manifest.network_at_rest = at_rest;
             manifest.state = State::SleepingOnDisk(Saved {
                 slept_at,
                 timer_due,
@@ -157,6 +183,10 @@ impl Worker {
         }
         self.phases.mark("quit");
         Ok(true)
+    }
+
+    fn at_rest(&self) -> Option<AtRest> {
+        self.body.port.as_ref().and_then(|port| port.at_rest().cloned())
     }
 
     /// Lets the guest's programs go on after a sleep that was given up.
