@@ -155,15 +155,15 @@ impl Asleep {
             Verdict::Wake(wake) => self.judge_wake(wake, frame, now),
             Verdict::KeepaliveProbe(probe) => self.judge_bare(probe, frame, now),
             Verdict::EchoRequest { peer } => match answer::echo_reply(frame) {
-                Some(answer) => self.to_stranger(Some(answer), now),
+                Some(answer) => self.tell_stranger(Some(answer), now),
                 // Parts of a longer one are put together by the guest.
                 None => Decision::Wake { peer: Some(peer), port: None },
             },
             Verdict::ArpRequest => {
-                self.to_stranger(answer::arp_reply(frame, place.address, place.mac), now)
+                self.tell_stranger(answer::arp_reply(frame, place.address, place.mac), now)
             }
             Verdict::NeighbourSolicitation { target } if place.ipv6 == Some(target) => {
-                self.to_stranger(answer::neighbour_advertisement(frame, target, place.mac), now)
+                self.tell_stranger(answer::neighbour_advertisement(frame, target, place.mac), now)
             }
             Verdict::NeighbourSolicitation { .. } | Verdict::Ignore(_) => Decision::Drop,
         }
@@ -186,20 +186,20 @@ impl Asleep {
                 {
                     return needs(peer, Some(port));
                 }
-                self.to_stranger(answer::reset(frame), now)
+                self.tell_stranger(answer::reset(frame), now)
             }
             Wake::TcpData { port, peer, peer_port, .. } => {
                 if at_rest.connection(port, peer, peer_port).is_some() {
                     return needs(peer, Some(port));
                 }
                 // None where it is a RST itself.
-                self.to_stranger(answer::reset(frame), now)
+                self.tell_stranger(answer::reset(frame), now)
             }
             Wake::Udp { port, peer } => {
                 if at_rest.is_open(true, port, peer) {
                     return needs(peer, Some(port));
                 }
-                self.to_stranger(answer::port_unreachable(frame), now)
+                self.tell_stranger(answer::port_unreachable(frame), now)
             }
             Wake::Other { peer, .. } => needs(peer, None),
         }
@@ -211,7 +211,7 @@ impl Asleep {
             .as_ref()
             .map(|at_rest| at_rest.connection(probe.port, probe.peer, probe.peer_port).copied());
         match connection {
-            Some(None) => self.to_stranger(answer::reset(frame), now),
+            Some(None) => self.tell_stranger(answer::reset(frame), now),
             Some(Some(Connected { flow: Some(flow), .. })) => {
                 self.judge_in_flow(probe, flow, frame, now)
             }
@@ -258,7 +258,7 @@ impl Asleep {
         Decision::Keep
     }
 
-    fn to_stranger(&mut self, answer: Option<Vec<u8>>, now: Instant) -> Decision {
+    fn tell_stranger(&mut self, answer: Option<Vec<u8>>, now: Instant) -> Decision {
         let Some(answer) = answer else { return Decision::Drop };
         let (since, count) = match self.strangers {
             Some((since, count)) if now.saturating_duration_since(since).as_secs() < 1 => {
