@@ -17,7 +17,7 @@ pub mod wait;
 pub mod witness;
 
 pub use lab::{Lab, isolated};
-pub use wait::until;
+pub use wait::{until, within};
 
 /// The path of the test function in which it stands, as the test runner names it.
 #[macro_export]

@@ -78,6 +78,27 @@ pub fn http(server: SocketAddr, host: &str, path: &str) -> std::io::Result<Answe
     })
 }
 
+/// Calls the daemon's interface over its local socket, once, with a fresh connection and no retries.
+pub fn call(
+    socket: &std::path::Path,
+    method: &str,
+    path: &str,
+    body: &str,
+) -> std::io::Result<Answer> {
+    let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
+    stream.set_read_timeout(Some(WAIT_MAX))?;
+    let length = body.len();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(format!("{head}{body}").as_bytes())?;
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes)?;
+    parse(&bytes).ok_or_else(|| {
+        std::io::Error::other(format!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes)))
+    })
+}
+
 /// Follows a link that `dormouse link` printed.
 pub fn follow(link: &str) -> std::io::Result<Answer> {
     let (authority, server) = split_link(link);

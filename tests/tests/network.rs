@@ -96,6 +96,12 @@ fn ports_on_loopback_are_reached_through_the_link() {
 /// Accepts, and holds what it accepts without a word.
 const SILENT: &str = "import socket\ns=socket.socket(); s.bind(('203.0.113.9',443)); s.listen()\nheld=[]\nwhile 1: held.append(s.accept())";
 
+/// How long the program is silent; the long form asks for 180.
+fn silent_seconds() -> u64 {
+    let text = std::env::var("DORMOUSE_SOAK_SILENT_SECONDS").ok();
+    text.map_or(10, |text| text.parse().expect("a number"))
+}
+
 #[test]
 fn s02_a_silent_outbound_connection_keeps_it_awake_and_the_reason_is_named() {
     isolated(test_name!(), |lab| {
@@ -104,13 +110,21 @@ fn s02_a_silent_outbound_connection_keeps_it_awake_and_the_reason_is_named() {
         lab.ok(&["sandboxes", "create", "--name", "agent", "--sleep-after-seconds", "2"]);
         let connect = "import socket; s=socket.create_connection(('203.0.113.9',443)); s.recv(1)";
         let exec = lab.json(&["exec", "agent", "--background", "--", "python3", "-c", connect]);
+        // The same program without a connection, at the same time.
+        let wait = "import threading; threading.Event().wait()";
+        lab.ok(&["sandboxes", "create", "--name", "idle", "--sleep-after-seconds", "2"]);
+        lab.ok(&["exec", "idle", "--background", "--", "python3", "-c", wait]);
         let begun = std::time::Instant::now();
         // Far longer than it would stay awake without.
-        e2e::until("it was awake for 10 s", || {
+        let seconds = silent_seconds();
+        let limit = std::time::Duration::from_secs(seconds + 60);
+        e2e::within(limit, "it was awake for so long", || {
             let view = lab.view("agent");
             assert_eq!(view["status"], "running", "{view}");
-            (begun.elapsed().as_secs() >= 10).then_some(())
+            (begun.elapsed().as_secs() >= seconds).then_some(())
         });
+        assert_eq!(lab.events("agent", "slept").len(), 0);
+        assert_eq!(lab.view("idle")["status"], "sleeping");
         let view = lab.view("agent");
         let reasons = view["awake_because"].as_array().cloned().unwrap_or_default();
         assert!(reasons.iter().any(|reason| reason["reason"] == "outbound_tcp"), "{view}");

@@ -176,6 +176,58 @@ fn s08_a_request_that_woke_it_says_how_long_that_took() {
     });
 }
 
+/// Seconds after its minute in which a job has certainly been done.
+const SETTLED: f64 = 4.0;
+
+/// Jobs of the cron run and minutes between them; the long form asks for 10 and 2.
+fn cron() -> (usize, u32) {
+    let number = |name: &str, default: u32| {
+        std::env::var(name).ok().map_or(default, |text| text.parse().expect("a number"))
+    };
+    let lines = number("DORMOUSE_SOAK_CRON_LINES", 1);
+    (lines as usize, number("DORMOUSE_SOAK_CRON_MINUTES", 1))
+}
+
+#[test]
+fn s03_cron_does_its_jobs_on_time_while_it_sleeps_in_between() {
+    isolated(test_name!(), |lab| {
+        let (lines, minutes) = cron();
+        lab.ok(&["sandboxes", "create", "--name", "jobs", "--sleep-after-seconds", "5"]);
+        let job = format!("*/{minutes} * * * * root date +\\%s.\\%N >> /work/times\n");
+        lab.write_file("jobs", "/etc/cron.d/times", &job);
+        lab.sh("jobs", "chmod 644 /etc/cron.d/times; touch /work/times");
+        lab.ok(&["exec", "jobs", "--background", "--", "cron", "-f"]);
+        let began = now();
+        let whole = |seconds: f64| std::time::Duration::from_secs_f64(seconds).as_secs();
+        // Nobody touches it meanwhile: its timeline says when a job should have been done.
+        let limit = std::time::Duration::from_secs(u64::from(minutes) * 60 * (lines as u64 + 2));
+        let step = u64::from(minutes) * 60;
+        let jobs = |from: f64, to: f64| whole(to) / step - whole(from) / step;
+        e2e::within(limit, "its jobs are due and it sleeps again", || {
+            let asleep = lab.view("jobs")["status"] == "sleeping";
+            (asleep && jobs(began, now() - SETTLED) >= lines as u64).then_some(())
+        });
+        let ended = now();
+        let woke = lab.events("jobs", "woke");
+        assert!(woke.iter().all(|woke| woke["data"]["cause"] == "timer"), "{woke:?}");
+        let slept_ms: f64 = woke.iter().filter_map(|woke| woke["data"]["slept_ms"].as_f64()).sum();
+        let share = slept_ms / 1000.0 / (ended - began);
+        let times = lab.sh("jobs", "cat /work/times");
+        // Cron itself waits for the first second after the minute, and then for what was left of a second when it began.
+        let late: Vec<f64> = times
+            .lines()
+            .map(|line| line.parse::<f64>().expect("a time") % (f64::from(minutes) * 60.0) - 1.0)
+            .collect();
+        println!("{} jobs, late by {late:.3?} s; asleep {:.0} %", late.len(), share * 100.0);
+        assert_eq!(late.len() as u64, jobs(began, ended), "{times}");
+        assert!(woke.len() >= lines, "it slept between its jobs");
+        if lines >= 10 {
+            assert!(late.iter().all(|late| *late <= 2.0), "{late:?}");
+            assert!(share >= 0.75, "asleep {:.0} % of the time", share * 100.0);
+        }
+    });
+}
+
 #[test]
 fn s21_one_that_sleeps_for_long_enough_is_deleted_and_so_is_one_whose_time_is_over() {
     isolated(test_name!(), |lab| {

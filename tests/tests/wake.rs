@@ -92,6 +92,80 @@ fn s08_reading_and_listing_wake_nothing_and_hold_nothing_awake() {
     });
 }
 
+/// How long everything is read that can be; the long form asks for 120.
+fn poll_seconds() -> u64 {
+    let text = std::env::var("DORMOUSE_SOAK_POLL_SECONDS").ok();
+    text.map_or(8, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn s08_who_reads_everything_all_the_time_neither_wakes_it_nor_keeps_it_awake() {
+    isolated(test_name!(), |lab| {
+        let after = ["--sleep-after-seconds", "3"];
+        let create =
+            |name: &str| lab.ok(&["sandboxes", "create", "--name", name, after[0], after[1]]);
+        create("web");
+        lab.ok(&["exec", "web", "--background", "--", "sleep", "100000"]);
+        lab.ok(&["snapshots", "create", "web", "kept"]);
+        let socket = lab.data().join("dormouse.sock");
+        let document = net::call(&socket, "GET", "/v1/openapi.json", "").expect("the description");
+        let document: serde_json::Value = serde_json::from_str(&document.body).expect("JSON");
+        // What needs the guest itself is no reading of the host's: files, and output beyond what the host keeps.
+        let needs_guest = |path: &str| path.contains("/files") || path.contains("/trees");
+        let needs_upgrade = |path: &str| path.ends_with("/attach") || path.contains("/ports/");
+        let paths: Vec<String> = document["paths"]
+            .as_object()
+            .expect("paths")
+            .iter()
+            .filter(|(path, item)| {
+                item.get("get").is_some() && !needs_guest(path) && !needs_upgrade(path)
+            })
+            .map(|(path, _)| {
+                let path = path.replace("{id}", "web").replace("{port}", "80");
+                let path = path.replace("{exec_id}", "1").replace("{name}", "kept");
+                path.replace("{terminal_id}", "1")
+            })
+            .collect();
+        assert!(paths.len() > 12, "{paths:?}");
+        // Streams stay open all the time.
+        let _streams: Vec<_> = ["/v1/events", "/v1/sandboxes/web/events?stream=true"]
+            .into_iter()
+            .map(|path| {
+                use std::io::Write;
+                let mut stream =
+                    std::os::unix::net::UnixStream::connect(&socket).expect("connects");
+                let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+                stream.write_all(head.as_bytes()).expect("sent");
+                stream
+            })
+            .collect();
+        let endless = |path: &str| path == "/v1/events";
+        let mut asked = 0;
+        let mut read_all = || {
+            for path in paths.iter().filter(|path| !endless(path)) {
+                let answer = net::call(&socket, "GET", path, "").expect("an answer");
+                assert!(answer.status < 500, "{path}: {} {}", answer.status, answer.body);
+                asked += 1;
+            }
+        };
+        until("it sleeps on time although everything is read", || {
+            read_all();
+            (lab.view("web")["status"] == "sleeping").then_some(())
+        });
+        let begun = std::time::Instant::now();
+        let limit = std::time::Duration::from_secs(poll_seconds() + 60);
+        e2e::within(limit, "everything was read for so long", || {
+            read_all();
+            assert_eq!(lab.view("web")["status"], "sleeping");
+            (begun.elapsed().as_secs() >= poll_seconds()).then_some(())
+        });
+        assert_eq!(lab.events("web", "woke").len(), 0);
+        println!("{asked} requests to {} paths, and it slept on: {paths:?}", paths.len());
+        lab.sh("web", "true");
+        assert_eq!(lab.events("web", "woke").len(), 1);
+    });
+}
+
 #[test]
 fn s08_a_request_while_it_falls_asleep_is_served() {
     isolated(test_name!(), |lab| {

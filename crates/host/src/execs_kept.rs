@@ -1,4 +1,4 @@
-//! The commands of sandboxes that sleep: told without waking anybody, also by a daemon that starts meanwhile.
+//! The commands of a sandbox, told without waking it or keeping it awake, also by a daemon that starts while it sleeps.
 //!
 //! A guest lists its commands just before it stands still, and from then on nothing about them changes. The list stays with
 //! the link; it is written down as well, for the next daemon. It is an aid: where there is none, the question wakes.
@@ -17,6 +17,7 @@ use tokio::sync::broadcast::{Receiver, error::RecvError};
 use crate::daemon::Daemon;
 use crate::exec;
 use crate::sandbox::Handle;
+use crate::sandbox::work::SAMPLE_LIMIT;
 
 /// Largest list that is read: as many commands as a guest keeps, each with as long a line as is told.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -28,14 +29,27 @@ struct Kept {
     execs: Vec<Exec>,
 }
 
-/// The commands of a sandbox, if it sleeps and they are known.
-pub(crate) async fn of_sleeper(handle: &Handle) -> Result<Option<Vec<Exec>>, ApiError> {
-    let sandbox = handle.view().await?.sandbox;
-    match (sandbox.status, sandbox.sleep_tier) {
-        (Status::Sleeping, Some(SleepTier::Off)) => return Ok(Some(Vec::new())),
-        (Status::Sleeping, _) => {}
-        (Status::Starting | Status::Running | Status::Failed, _) => return Ok(None),
+/// The commands of a sandbox, if they can be told without disturbing it. Whoever looks at it all the time must not keep it
+/// from its sleep.
+pub(crate) async fn undisturbed(handle: &Handle) -> Result<Option<Vec<Exec>>, ApiError> {
+    // One that falls asleep while it is asked is then asked as a sleeper.
+    for _ in 0..2 {
+        let sandbox = handle.view().await?.sandbox;
+        match (sandbox.status, sandbox.sleep_tier) {
+            (Status::Sleeping, Some(SleepTier::Off)) => return Ok(Some(Vec::new())),
+            (Status::Sleeping, _) => return of_sleeper(handle).await,
+            (Status::Starting | Status::Failed, _) => return Ok(None),
+            (Status::Running, _) => {}
+        }
+        let link = handle.link().await?;
+        if let Ok(Ok(execs)) = tokio::time::timeout(SAMPLE_LIMIT, link.exec_list()).await {
+            return Ok(Some(exec::asked_for(&execs).collect()));
+        }
     }
+    Ok(None)
+}
+
+async fn of_sleeper(handle: &Handle) -> Result<Option<Vec<Exec>>, ApiError> {
     if let Some(seen) = handle.link().await?.execs_seen() {
         return Ok(Some(exec::asked_for(&seen).collect()));
     }

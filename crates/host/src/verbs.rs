@@ -339,7 +339,7 @@ impl Host for Daemon {
     }
 
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
-        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+        if let Some(execs) = execs_kept::undisturbed(&self.handle(id)?).await? {
             return Ok(Answer { value: execs, woke_ms: None });
         }
         let ready = self.call(id, CallKind::Api, "a list of its commands").await?;
@@ -349,7 +349,7 @@ impl Host for Daemon {
 
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
         let wanted = exec::exec_id(exec_id)?;
-        if let Some(execs) = execs_kept::of_sleeper(&self.handle(id)?).await? {
+        if let Some(execs) = execs_kept::undisturbed(&self.handle(id)?).await? {
             let found = execs.into_iter().find(|exec| exec.exec_id == exec_id);
             let found = found.ok_or_else(|| exec::unknown_exec(exec_id))?;
             return Ok(Answer { value: found, woke_ms: None });

@@ -18,8 +18,17 @@ use super::{
 };
 
 /// Debian packages in the guest besides Debian's minimum.
-pub const DEFAULT_PACKAGES: [&str; 8] =
-    ["bash", "ca-certificates", "coreutils", "curl", "git", "iproute2", "procps", "python3"];
+pub const DEFAULT_PACKAGES: [&str; 9] = [
+    "bash",
+    "ca-certificates",
+    "coreutils",
+    "cron",
+    "curl",
+    "git",
+    "iproute2",
+    "procps",
+    "python3",
+];
 
 /// Largest guest agent, in bytes: it stays in every guest's memory. A static release build has some 2 MiB.
 const GUEST_BYTES_MAX: u64 = 64 << 20;
