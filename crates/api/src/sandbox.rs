@@ -269,6 +269,9 @@ pub struct Sandbox {
     pub memory_mib: u32,
     /// Its own address, reachable from its host.
     pub address: String,
+    /// Its own IPv6 address, reachable from its host.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ipv6_address: Option<String>,
     /// Goes up at each wake and boot.
     pub life: u64,
     /// When it was made, RFC 3339.

@@ -640,6 +640,12 @@ pub(crate) struct ServeArgs {
     /// The first address of the /16 from which sandboxes get theirs.
     #[arg(long, env = "DORMOUSE_SUBNET", value_name = "ADDRESS")]
     pub(crate) subnet: Option<std::net::Ipv4Addr>,
+    /// The /64 from which sandboxes get their IPv6 addresses, or `none`; default: a unique local one of this installation's own.
+    #[arg(long, env = "DORMOUSE_IPV6_PREFIX", value_name = "PREFIX")]
+    pub(crate) ipv6_prefix: Option<host::network::ipv6::Ipv6Setting>,
+    /// Let sandboxes reach the internet over IPv6 too: this host then forwards IPv6.
+    #[arg(long, env = "DORMOUSE_IPV6_OUTBOUND")]
+    pub(crate) ipv6_outbound: bool,
     /// How long sandboxes sleep in memory before they move to disk, seconds, unless they say otherwise.
     #[arg(long, env = "DORMOUSE_MEMORY_TIER_SECONDS", value_name = "SECONDS")]
     pub(crate) memory_tier_seconds: Option<u64>,

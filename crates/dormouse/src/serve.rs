@@ -75,6 +75,8 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     }
     settings.memory_budget_mib = arguments.memory_budget_mib;
     settings.memory_wait = Duration::from_secs(arguments.memory_wait_seconds);
+    settings.ipv6 = arguments.ipv6_prefix.unwrap_or_default();
+    settings.ipv6_outbound = arguments.ipv6_outbound;
     if let Some(seconds) = arguments.memory_tier_seconds {
         settings.memory_tier = Duration::from_secs(seconds);
     }

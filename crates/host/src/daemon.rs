@@ -112,7 +112,12 @@ impl Daemon {
             tsc_khz = qemu.tsc_khz(),
             "QEMU found"
         );
-        let network = Network::set_up(subnet).await.map_err(StartError::Network)?;
+        let prefix = crate::network::ipv6::prefix(settings.ipv6, &settings.data)
+            .map_err(StartError::Network)?;
+        let network = Network::set_up(subnet.with_ipv6(prefix), settings.ipv6_outbound)
+            .await
+            .map_err(StartError::Network)?;
+        let subnet = network.subnet();
         // Without a name server guests still work; something else may hold the port.
         let dns = match Dns::start(subnet.gateway()).await {
             Ok(dns) => Some(dns),

@@ -76,6 +76,9 @@ pub struct Manifest {
     /// What it has used up to the last change of this manifest.
     #[serde(default)]
     pub used: Used,
+    /// The IPv6 address that it has; `None`: none, or its agent is older than these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ipv6: Option<std::net::Ipv6Addr>,
     /// What was open on its network when it fell asleep last; `None`: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) network_at_rest: Option<AtRest>,
@@ -301,6 +304,7 @@ mod tests {
             woke_because: None,
             last_end: None,
             used: Used::default(),
+            ipv6: None,
             network_at_rest: None,
             state: State::Off { code: "poweroff".to_owned() },
             since: Moment::now(),

@@ -29,6 +29,10 @@ pub struct Settings {
     pub name: String,
     /// The first address of the /16 from which sandboxes get theirs. `.0.1` is the gateway's.
     pub subnet: Ipv4Addr,
+    /// Where sandboxes get their IPv6 addresses from.
+    pub ipv6: crate::network::ipv6::Ipv6Setting,
+    /// Whether sandboxes reach the internet over IPv6 too; the host then forwards it.
+    pub ipv6_outbound: bool,
     /// First user id for guests' QEMU processes: the sandbox in slot n runs as this plus n, so no two share one.
     pub uid_base: u32,
     /// How long a sandbox sleeps in memory before it moves to disk.
@@ -51,6 +55,8 @@ impl Settings {
             qemu: None,
             name: "local".to_owned(),
             subnet: crate::network::SUBNET_DEFAULT,
+            ipv6: crate::network::ipv6::Ipv6Setting::Own,
+            ipv6_outbound: false,
             uid_base: 1_880_000_000,
             memory_tier: MEMORY_TIER_DEFAULT,
             port_retry: PORT_RETRY_DEFAULT,

@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use vmm::ProcessId;
 use vmm::packet::Flow;
 use vmm::packet::answer::LinkEnds;
-use vmm::tap::{ActivityWatch, Ends, Frame, Injector, LinkSetup, Reader, Tap, is_gone, set_up};
+use vmm::tap::{
+    ActivityWatch, Ends, Frame, Injector, Ipv6Setup, LinkSetup, Reader, Tap, is_gone, set_up,
+};
 
 use crate::network::asleep::{Asleep, AtRest, Decision, Place};
 use crate::network::{GATEWAY_MAC, Subnet};
@@ -86,6 +88,10 @@ impl Port {
             guest_mac: subnet.mac(slot),
             mtu: MTU,
             queue_packets: QUEUE_PACKETS,
+            ipv6: subnet
+                .gateway_ipv6()
+                .zip(subnet.ipv6(slot))
+                .map(|(gateway, guest)| Ipv6Setup { gateway, guest }),
         };
         set_up(&tap, setup).map_err(io::Error::other)?;
         let injector = Injector::new(&tap).map_err(io::Error::other)?;
@@ -193,7 +199,7 @@ impl Port {
         let place = Place {
             mac: self.subnet.mac(self.slot),
             address: self.subnet.address(self.slot),
-            ipv6: None,
+            ipv6: self.subnet.ipv6(self.slot),
         };
         let arrival = match self.asleep.judge(frame.ethernet(), place, Instant::now()) {
             Decision::Wake { peer, port } => Arrival::Wake { peer, port },

@@ -16,5 +16,5 @@ pub use activity::ActivityWatch;
 pub use device::{Tap, TapError};
 pub use flows::{ASKED_MAX, Ends, flows};
 pub use injector::Injector;
-pub use link::{LinkSetup, set_up};
+pub use link::{Ipv6Setup, LinkSetup, set_up};
 pub use reader::{Frame, Reader, is_gone};

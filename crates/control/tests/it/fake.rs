@@ -270,6 +270,7 @@ impl Host for Fake {
             cpus: new.cpus,
             memory_mib: new.memory_mib,
             address: "10.0.0.2".into(),
+            ipv6_address: None,
             life: 1,
             created_at: AT.into(),
             forked_from: None,

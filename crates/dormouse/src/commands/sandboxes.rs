@@ -295,6 +295,9 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
     line("image", &sandbox.image)?;
     line("size", &format!("{} cpu, {} MiB", sandbox.cpus, sandbox.memory_mib))?;
     line("address", &sandbox.address)?;
+    if let Some(address) = &sandbox.ipv6_address {
+        line("IPv6 address", address)?;
+    }
     line("life", &sandbox.life.to_string())?;
     line("created", &show::time(&sandbox.created_at))?;
     if let Some(parent) = &sandbox.forked_from {

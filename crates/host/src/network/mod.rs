@@ -4,18 +4,20 @@
 //! no guest shares a link with another. All guests see the same gateway address, which lies on the host's loopback.
 //! Both ends know each other's hardware address beforehand, so no ARP is needed, asleep or awake.
 //!
-//! What this module changes on the host: one nftables table, IPv4 forwarding, one address on `lo`. [`Network::undo`]
+//! What this module changes on the host: one nftables table, IPv4 forwarding, an address of each family on `lo`, and IPv6
+//! forwarding if that is asked for. [`Network::undo`]
 //! takes it away again.
 
 pub(crate) mod asleep;
 pub mod dns;
 mod hold;
+pub mod ipv6;
 mod rules;
 
 pub(crate) use hold::{SubnetHold, SubnetTaken};
 
 use std::io;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::Stdio;
 
@@ -40,13 +42,39 @@ pub const SLOT_END: u32 = 65_535;
 
 /// Where sandboxes get their addresses from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Subnet(Ipv4Addr);
+pub struct Subnet(Ipv4Addr, Option<Ipv6Addr>);
 
 impl Subnet {
     /// The /16 that begins here.
     pub fn new(first: Ipv4Addr) -> Self {
         let [a, b, _, _] = first.octets();
-        Self(Ipv4Addr::new(a, b, 0, 0))
+        Self(Ipv4Addr::new(a, b, 0, 0), None)
+    }
+
+    /// With IPv6 addresses too, from the /64 that this address is in.
+    #[must_use]
+    pub fn with_ipv6(self, prefix: Option<Ipv6Addr>) -> Self {
+        let net = |address: Ipv6Addr| Ipv6Addr::from_bits(address.to_bits() >> 64 << 64);
+        Self(self.0, prefix.map(net))
+    }
+
+    /// The first address of the /64, if sandboxes have IPv6.
+    pub fn ipv6_prefix(self) -> Option<Ipv6Addr> {
+        self.1
+    }
+
+    /// The IPv6 address that guests know as their gateway.
+    pub fn gateway_ipv6(self) -> Option<Ipv6Addr> {
+        self.ipv6(1)
+    }
+
+    /// IPv6 address of a slot.
+    pub fn ipv6(self, slot: u32) -> Option<Ipv6Addr> {
+        self.1.map(|prefix| Ipv6Addr::from_bits(prefix.to_bits() + u128::from(slot)))
+    }
+
+    fn is_default(self) -> bool {
+        self.0 == Self::new(SUBNET_DEFAULT).0
     }
 
     /// The address that guests know as their gateway and name server.
@@ -72,7 +100,7 @@ impl Subnet {
 
     /// Begins the name of every tap, and of no tap of another subnet: each has a daemon of its own.
     pub fn tap_prefix(self) -> String {
-        if self == Self::new(SUBNET_DEFAULT) {
+        if self.is_default() {
             return TAP_PREFIX.to_owned();
         }
         let [a, b, _, _] = self.0.octets();
@@ -81,7 +109,7 @@ impl Subnet {
 
     /// Name of its table of rules.
     fn table(self) -> String {
-        if self == Self::new(SUBNET_DEFAULT) {
+        if self.is_default() {
             return "dormouse".to_owned();
         }
         let [a, b, _, _] = self.0.octets();
@@ -97,18 +125,23 @@ pub struct Network {
 
 impl Network {
     /// Makes the host ready: forwarding, the gateway's address, the rules. Repeating it changes nothing.
-    pub async fn set_up(subnet: Subnet) -> io::Result<Self> {
+    ///
+    /// A host without IPv6 gives its guests none, whatever the subnet says: [`Network::subnet`] tells. With `ipv6_outbound`
+    /// guests reach the internet over it too, for which the host must forward it.
+    pub async fn set_up(subnet: Subnet, ipv6_outbound: bool) -> io::Result<Self> {
         enable_forwarding()?;
         let gateway = format!("{}/32", subnet.gateway());
         run("ip", &["link", "set", "lo", "up"], "").await?;
         run("ip", &["address", "replace", &gateway, "dev", "lo"], "").await?;
-        run("nft", &["-f", "-"], &rules::script(subnet)).await?;
+        let subnet = ipv6::set_up(subnet, ipv6_outbound).await;
+        run("nft", &["-f", "-"], &rules::script(subnet, ipv6_outbound)).await?;
         Ok(Self { subnet })
     }
 
     /// Takes away what `set_up` made, save forwarding (others may need it by now).
     pub async fn undo(subnet: Subnet) -> io::Result<()> {
         run("nft", &["-f", "-"], &rules::remove(subnet)).await?;
+        ipv6::undo(subnet).await?;
         let gateway = format!("{}/32", subnet.gateway());
         run("ip", &["address", "del", &gateway, "dev", "lo"], "").await
     }

@@ -16,18 +16,59 @@ pub(super) fn remove(subnet: Subnet) -> String {
 const NOT_PUBLIC: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
                           192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/3";
 
+/// IPv6 addresses that are not the internet, or lead to IPv4 ones that are not.
+const NOT_PUBLIC_V6: &str = "::/96, ::ffff:0:0/96, 64:ff9b::/96, 64:ff9b:1::/48, 100::/64, 2002::/16, fc00::/7, fe80::/10, \
+                             fec0::/10, ff00::/8";
+
+/// What is let through of IPv6 when it comes from a guest, before anything is routed: each line a rule.
+///
+/// A guest has a route for IPv6 whether it reaches anything there or not, so what does not go anywhere is refused at once:
+/// programs then turn to IPv4 without waiting.
+fn from_guest_v6(subnet: Subnet, taps: &str, outbound: bool) -> String {
+    let (Some(prefix), Some(gateway)) = (subnet.ipv6_prefix(), subnet.gateway_ipv6()) else {
+        return format!("iifname {taps} meta nfproto ipv6 drop");
+    };
+    let mut rules = vec![
+        // Link-local ones, too: nobody on this link has use for them.
+        format!("iifname {taps} meta nfproto ipv6 ip6 saddr != {prefix}/64 drop"),
+        format!("iifname {taps} meta nfproto ipv6 fib saddr . iif oif missing drop"),
+        format!("iifname {taps} ip6 daddr {gateway} accept"),
+    ];
+    if outbound {
+        rules.push(format!("iifname {taps} ip6 daddr {{ {NOT_PUBLIC_V6} }} drop"));
+    } else {
+        rules.push(format!("iifname {taps} meta nfproto ipv6 ip6 daddr != ff00::/8 goto nowhere"));
+    }
+    rules.join("\n    ")
+}
+
+/// Unique local addresses mean nothing outside; others are routed back to this host.
+fn masquerade_v6(subnet: Subnet, taps: &str) -> String {
+    match subnet.ipv6_prefix() {
+        Some(prefix) if prefix.octets()[0] & 0xfe == 0xfc => {
+            format!("ip6 saddr {prefix}/64 oifname != {{ {taps}, \"lo\" }} masquerade")
+        }
+        _ => String::new(),
+    }
+}
+
 /// Replaces the whole table in one transaction.
-pub(super) fn script(subnet: Subnet) -> String {
+pub(super) fn script(subnet: Subnet, ipv6_outbound: bool) -> String {
     let (remove, table) = (remove(subnet), subnet.table());
     let taps = format!("\"{}*\"", subnet.tap_prefix());
     let gateway = subnet.gateway();
     let guests = format!("{}/16", subnet.address(0));
+    let from_guest_v6 = from_guest_v6(subnet, &taps, ipv6_outbound);
+    let masquerade_v6 = masquerade_v6(subnet, &taps);
     format!(
         r#"{remove}table inet {table} {{
   chain spoof {{
     type filter hook prerouting priority raw; policy accept;
     iifname {taps} meta nfproto ipv4 fib saddr . iif oif missing drop
-    iifname {taps} meta nfproto ipv6 drop
+    {from_guest_v6}
+  }}
+  chain nowhere {{
+    reject with icmpv6 type no-route
   }}
   chain forward {{
     type filter hook forward priority filter; policy accept;
@@ -47,6 +88,7 @@ pub(super) fn script(subnet: Subnet) -> String {
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
     ip saddr {guests} oifname != {{ {taps}, "lo" }} masquerade
+    {masquerade_v6}
   }}
 }}
 "#

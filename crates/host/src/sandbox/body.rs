@@ -133,3 +133,38 @@ pub(crate) fn identity_owed(
         }),
     }))
 }
+
+/// The IPv6 address that a guest is still to be told: it knows none, another, or loses it with a new identity.
+pub(crate) fn ipv6_owed(
+    ground: &Ground,
+    record: &Record,
+    slot: u32,
+) -> Option<crate::guest::Ipv6Network> {
+    let (anew, told) = record.with(|manifest| (manifest.needs_identity, manifest.ipv6));
+    let address = ground.subnet.ipv6(slot)?;
+    let gateway = ground.subnet.gateway_ipv6()?;
+    (anew || told != Some(address)).then(|| crate::guest::Ipv6Network {
+        address: address.octets(),
+        gateway: gateway.octets(),
+        gateway_mac: GATEWAY_MAC,
+    })
+}
+
+/// Notes what a guest was told: who it is, and the address that it has taken.
+pub(crate) fn note_told(
+    manifest: &mut crate::manifest::Manifest,
+    identity: bool,
+    ipv6: Option<crate::guest::Ipv6Network>,
+    woke: &crate::guest::Woke,
+) {
+    let taken = woke.steps.iter().any(|report| {
+        report.step == crate::guest::Step::Ipv6 && report.outcome == crate::guest::StepOutcome::Done
+    });
+    if identity {
+        manifest.needs_identity = false;
+        manifest.ipv6 = None;
+    }
+    if let Some(ipv6) = ipv6.filter(|_| taken) {
+        manifest.ipv6 = Some(ipv6.address.into());
+    }
+}

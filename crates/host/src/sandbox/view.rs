@@ -52,6 +52,7 @@ pub(crate) fn known(
         cpus: manifest.cpus,
         memory_mib: manifest.memory_mib,
         address: address.to_string(),
+        ipv6_address: manifest.ipv6.map(|address| address.to_string()),
         life,
         created_at: rfc3339(manifest.created_at.unix_ms),
         forked_from: manifest.forked_from.clone(),

@@ -20,6 +20,7 @@ const SETUP: LinkSetup = LinkSetup {
     guest_mac: [0x02, 0, 0, 0, 0, 2],
     mtu: 1500,
     queue_packets: 500,
+    ipv6: None,
 };
 
 #[test]

@@ -9,7 +9,7 @@ use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
-use crate::sandbox::body::identity_owed;
+use crate::sandbox::body::{identity_owed, ipv6_owed, note_told};
 use crate::sandbox::work::{SAMPLE_LIMIT, chain};
 use crate::sandbox::{Message, story};
 
@@ -26,6 +26,7 @@ impl Task {
         let socket = machine.guest_stream();
         let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
         let who = identity_owed(&self.ground, &self.record, slot);
+        let ipv6 = ipv6_owed(&self.ground, &self.record, slot);
         let (link, messages, record) =
             (self.link.clone(), self.messages.clone(), self.record.clone());
         tokio::spawn(async move {
@@ -37,10 +38,11 @@ impl Task {
                     .map_err(|error| chain(&error))?;
                 let owed = who.is_some();
                 let params = WakeParams { fork: owed, identity: who };
-                link.wake(params, REATTACH_LIMIT).await.map_err(|error| chain(&error))?;
-                if owed {
-                    let told = record.change(|manifest| manifest.needs_identity = false).await;
-                    told.map_err(|error| chain(&error))?;
+                let woke = link.wake_with_ipv6(params, ipv6, REATTACH_LIMIT).await;
+                let woke = woke.map_err(|error| chain(&error))?;
+                if owed || ipv6.is_some() {
+                    let told = record.change(|manifest| note_told(manifest, owed, ipv6, &woke));
+                    told.await.map_err(|error| chain(&error))?;
                 }
                 Ok(())
             };

@@ -13,7 +13,7 @@ use crate::fault;
 use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
 use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
-use crate::sandbox::body::{identity_owed, machine_spec};
+use crate::sandbox::body::{identity_owed, ipv6_owed, machine_spec, note_told};
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
 
 impl Worker {
@@ -294,8 +294,10 @@ impl Worker {
         let who = identity_owed(&self.ground, &self.record, self.body.slot.number());
         let who = who.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
         let needs_identity = who.is_some();
+        let ipv6 = ipv6_owed(&self.ground, &self.record, self.body.slot.number());
         let params = WakeParams { fork: who.is_some(), identity: who };
-        let woke = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await;
+        let asked = self.body.link.wake_with_ipv6(params, ipv6, WAKE_LIMIT);
+        let woke = self.unless_superseded(asked).await;
         self.phases.mark("guest");
         let woke = woke.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
         for step in &woke.steps {
@@ -303,13 +305,14 @@ impl Worker {
                 tracing::warn!(sandbox = %self.id, step = ?step.step, why, "a step of the wake failed");
             }
         }
-        if needs_identity {
+        if needs_identity || ipv6.is_some() {
             let record = self.record.clone();
             let id = self.id.clone();
             // Not awaited: told twice it is the same identity.
             tokio::spawn(async move {
-                if let Err(error) = record.change(|manifest| manifest.needs_identity = false).await
-                {
+                let noted =
+                    record.change(|manifest| note_told(manifest, needs_identity, ipv6, &woke));
+                if let Err(error) = noted.await {
                     tracing::warn!(sandbox = %id, error = chain(&error), "identity not noted");
                 }
             });
