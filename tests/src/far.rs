@@ -11,6 +11,12 @@ pub const FAR: &str = "203.0.113.9";
 /// Address of this machine towards it.
 pub const NEAR: &str = "203.0.113.1";
 
+/// The same over IPv6 (the documentation's prefix).
+pub const FAR_V6: &str = "2001:db8:113::9";
+
+/// Address of this machine towards that.
+pub const NEAR_V6: &str = "2001:db8:113::1";
+
 /// The far end; gone when dropped.
 #[derive(Debug)]
 pub struct Far {
@@ -35,8 +41,10 @@ impl Far {
         net::output("ip", &["link", "set", "far", "netns", &pid]);
         net::output("ip", &["addr", "add", &format!("{NEAR}/24"), "dev", "wan"]);
         net::output("ip", &["link", "set", "wan", "up"]);
+        net::output("ip", &["addr", "add", &format!("{NEAR_V6}/64"), "dev", "wan", "nodad"]);
         far.inside(&["ip", "addr", "add", &format!("{FAR}/24"), "dev", "far"]);
         far.inside(&["ip", "link", "set", "far", "up"]);
+        far.inside(&["ip", "addr", "add", &format!("{FAR_V6}/64"), "dev", "far", "nodad"]);
         far
     }
 

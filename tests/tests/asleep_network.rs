@@ -47,6 +47,12 @@ fn echo_sandbox(lab: &Lab, name: &str) -> String {
     address
 }
 
+/// Its IPv6 address.
+#[track_caller]
+fn ipv6_of(lab: &Lab, name: &str) -> String {
+    lab.view(name)["ipv6_address"].as_str().expect("an address").to_owned()
+}
+
 #[track_caller]
 fn put_to_sleep(lab: &Lab, name: &str, tier: &str) {
     lab.ok(&["sandboxes", "sleep", name, "--tier", tier]);
@@ -93,12 +99,15 @@ fn strangers_are_turned_away(address: &str) {
 fn s08_a_closed_port_and_a_ping_are_answered_asleep_and_an_open_one_wakes() {
     isolated(test_name!(), |lab| {
         let address = echo_sandbox(lab, "web");
+        let ipv6 = ipv6_of(lab, "web");
         // As the guest itself does it.
         strangers_are_turned_away(&address);
+        strangers_are_turned_away(&ipv6);
         let mut wakes = 0;
         for tier in ["memory", "disk"] {
             put_to_sleep(lab, "web", tier);
             strangers_are_turned_away(&address);
+            strangers_are_turned_away(&ipv6);
             sleeps(lab, "web", wakes);
             // A new connection to an open one.
             let mut stream = net::connect(&address, 7007);
@@ -106,6 +115,13 @@ fn s08_a_closed_port_and_a_ping_are_answered_asleep_and_an_open_one_wakes() {
             wakes += 1;
             let woke = lab.events("web", "woke");
             assert_eq!((woke.len(), &woke[wakes - 1]["data"]["cause"]), (wakes, &"packet".into()));
+            drop(stream);
+
+            put_to_sleep(lab, "web", tier);
+            let mut stream = net::connect(&ipv6, 7007);
+            echoes(&mut stream, "over IPv6");
+            wakes += 1;
+            assert_eq!(lab.events("web", "woke").len(), wakes);
             drop(stream);
 
             put_to_sleep(lab, "web", tier);
@@ -125,8 +141,9 @@ fn s08_a_closed_port_and_a_ping_are_answered_asleep_and_an_open_one_wakes() {
             lab.kill_daemon();
             lab.start();
             strangers_are_turned_away(&address);
+            strangers_are_turned_away(&ipv6);
             sleeps(lab, "web", wakes);
-            let mut stream = net::connect(&address, 7007);
+            let mut stream = net::connect(&ipv6, 7007);
             echoes(&mut stream, "after a new daemon");
             wakes += 1;
         }
@@ -176,10 +193,12 @@ fn s07_keepalive_probes_are_answered_asleep_and_data_wakes() {
     isolated(test_name!(), |lab| {
         let (probe_seconds, idle_seconds) = idleness();
         let address = echo_sandbox(lab, "web");
+        let ipv6 = ipv6_of(lab, "web");
         count_segments(7007);
         for (wakes, tier) in ["memory", "disk"].into_iter().enumerate() {
-            let mut clients: Vec<_> = (0..3)
-                .map(|_| connect_with_probes(&address, Duration::from_secs(probe_seconds)))
+            let mut clients: Vec<_> = [&address, &ipv6, &ipv6]
+                .iter()
+                .map(|address| connect_with_probes(address, Duration::from_secs(probe_seconds)))
                 .collect();
             for client in &mut clients {
                 echoes(client, "before");

@@ -51,7 +51,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     step("network", || {
         remove_taps()?;
         remove_rules()?;
-        remove_gateway()?;
+        remove_gateway(&data)?;
         restore_forwarding(&data)
     })?;
     step("programs", remove_programs)?;
@@ -136,10 +136,15 @@ fn remove_rules() -> Result<()> {
     Ok(())
 }
 
-fn remove_gateway() -> Result<()> {
+/// The gateway's addresses; that in IPv6 is the first after the installation's own prefix.
+fn remove_gateway(data: &Path) -> Result<()> {
+    let prefix = fs::read_to_string(data.join("ipv6-prefix")).unwrap_or_default();
+    let ipv6 = prefix.trim().strip_suffix("/64").map(|prefix| format!("{prefix}1/128"));
     let present = process::output(tool("ip")?.args(["-oneline", "address", "show", "dev", "lo"]))?;
-    if present.split_whitespace().any(|word| word == GATEWAY) {
-        process::run(tool("ip")?.args(["address", "delete", GATEWAY, "dev", "lo"]))?;
+    for gateway in std::iter::once(GATEWAY).chain(ipv6.as_deref()) {
+        if present.split_whitespace().any(|word| word == gateway) {
+            process::run(tool("ip")?.args(["address", "delete", gateway, "dev", "lo"]))?;
+        }
     }
     Ok(())
 }

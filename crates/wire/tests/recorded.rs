@@ -339,10 +339,18 @@ fn what_version_2_says_about_the_network_is_still_understood_and_written_the_sam
         let payload = payload.expect("encode");
         Frame { kind, channel: 1, payload }.write_to(&mut bytes).expect("small");
     };
-    to_guest.iter().for_each(|message| put(FrameKind::Control, wire::encode(message)));
-    requests.iter().for_each(|request| put(FrameKind::Open, wire::encode(request)));
-    to_host.iter().for_each(|message| put(FrameKind::Data, wire::encode(message)));
-    replies.iter().for_each(|reply| put(FrameKind::Message, wire::encode(reply)));
+    for message in &to_guest {
+        put(FrameKind::Control, wire::encode(message));
+    }
+    for request in &requests {
+        put(FrameKind::Open, wire::encode(request));
+    }
+    for message in &to_host {
+        put(FrameKind::Data, wire::encode(message));
+    }
+    for reply in &replies {
+        put(FrameKind::Message, wire::encode(reply));
+    }
     let name = "v2-network.bin";
     let now = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
     let recorded = recording(name);

@@ -113,6 +113,13 @@ const SOAKS: &[Soak] = &[
         ],
     },
     Soak {
+        name: "network",
+        about: "connections over IPv4 and IPv6, idle for ten minutes in each tier, a keepalive probe each 5 s: all answered, no wake",
+        program: "asleep_network",
+        tests: "s07_keepalive_probes_are_answered",
+        environment: &[("DORMOUSE_SOAK_PROBE_SECONDS", "5"), ("DORMOUSE_SOAK_IDLE_SECONDS", "600")],
+    },
+    Soak {
         name: "failures",
         about: "full disk, damaged state, QEMU killed: what each ends as, and the restart after it",
         program: "failures",

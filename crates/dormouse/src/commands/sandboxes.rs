@@ -296,7 +296,7 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
     line("size", &format!("{} cpu, {} MiB", sandbox.cpus, sandbox.memory_mib))?;
     line("address", &sandbox.address)?;
     if let Some(address) = &sandbox.ipv6_address {
-        line("IPv6 address", address)?;
+        line("ipv6", address)?;
     }
     line("life", &sandbox.life.to_string())?;
     line("created", &show::time(&sandbox.created_at))?;

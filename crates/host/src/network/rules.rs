@@ -68,6 +68,7 @@ pub(super) fn script(subnet: Subnet, ipv6_outbound: bool) -> String {
     {from_guest_v6}
   }}
   chain nowhere {{
+    meta l4proto tcp reject with tcp reset
     reject with icmpv6 type no-route
   }}
   chain forward {{
