@@ -242,10 +242,13 @@ mod tests {
 
     #[test]
     fn s08_this_machine_tells_its_own_sockets() {
-        let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let v4 = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
+        let v6 = std::net::TcpListener::bind("[::]:0").unwrap();
         let sockets = look(Path::new("/proc")).unwrap();
-        let found = sockets.listeners.iter().find(|one| one.port == port).unwrap();
-        assert_eq!((found.transport, found.address), (Transport::Tcp, at("0.0.0.0:0").ip()));
+        for listener in [v4, v6] {
+            let address = listener.local_addr().unwrap();
+            let found = sockets.listeners.iter().find(|one| one.port == address.port()).unwrap();
+            assert_eq!((found.transport, found.address), (Transport::Tcp, address.ip()));
+        }
     }
 }

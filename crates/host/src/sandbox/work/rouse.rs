@@ -150,7 +150,12 @@ impl Worker {
         // Between load and run: from here on there is no older memory (see the manifest's second invariant).
         let life = self.next_life;
         let fingerprint = saved.machine.clone();
+        let ipv6 = ground.subnet.ipv6(slot);
         let noted = self.record.change(move |manifest| {
+            // It will be told, before anybody can ask for it.
+            if manifest.needs_identity {
+                manifest.ipv6 = ipv6;
+            }
             manifest.state = State::Running;
             manifest.machine = Some(fingerprint);
             manifest.life = life;
@@ -206,7 +211,9 @@ impl Worker {
         // What was in memory is lost from here on, so it must not be found by a later daemon.
         let life = self.next_life;
         let fingerprint = ground.qemu.fingerprint(&spec);
+        let ipv6 = ground.subnet.ipv6(slot);
         let noted = self.record.change(move |manifest| {
+            manifest.ipv6 = ipv6;
             manifest.state = State::Running;
             manifest.machine = Some(fingerprint);
             manifest.needs_identity = true;
