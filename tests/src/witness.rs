@@ -1,6 +1,6 @@
 //! A program in a guest that would notice if its memory were lost, old or damaged.
 //!
-//! It draws a nonce and some megabytes of random content at its start, counts on all the time, and answers on port 7000
+//! It draws a nonce and some megabytes of random content at its start, counts, and answers on port 7000
 //! with the nonce, the count, and whether the content still has its checksum. Somebody who asks it twice knows whether it is
 //! the same process with a memory that only ever went forward.
 
@@ -11,7 +11,7 @@ use crate::lab::Lab;
 use crate::{net, until};
 
 const PROGRAM: &str = r"
-import hashlib, os, socket, threading, time
+import hashlib, os, socket, sys, threading, time
 content = bytearray(os.urandom(4 << 20)); sum = hashlib.sha256(content).hexdigest()
 nonce = os.urandom(8).hex(); count = 0
 def tick():
@@ -19,11 +19,12 @@ def tick():
     while True:
         count += 1
         time.sleep(0.05)
-threading.Thread(target=tick, daemon=True).start()
+if sys.argv[1] == 'ticks': threading.Thread(target=tick, daemon=True).start()
 s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
 s.bind(('0.0.0.0', 7000)); s.listen()
 while True:
     c, _ = s.accept()
+    count += 1
     ok = hashlib.sha256(content).hexdigest() == sum
     c.sendall(('%s %d %s\n' % (nonce, count, ok)).encode())
     c.close()
@@ -39,9 +40,20 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Makes a sandbox with a witness in it.
+    /// Makes a sandbox with a witness in it, whose timer wakes it from every sleep at once.
     #[track_caller]
     pub fn create(lab: &Lab, sandbox: &str) -> Self {
+        Self::begin(lab, sandbox, "ticks")
+    }
+
+    /// The same, but it counts only when it is asked, so that it sleeps until then.
+    #[track_caller]
+    pub fn create_still(lab: &Lab, sandbox: &str) -> Self {
+        Self::begin(lab, sandbox, "still")
+    }
+
+    #[track_caller]
+    fn begin(lab: &Lab, sandbox: &str, how: &str) -> Self {
         lab.ok(&[
             "sandboxes",
             "create",
@@ -53,7 +65,7 @@ impl Witness {
             "256",
         ]);
         lab.write_file(sandbox, "/work/witness.py", PROGRAM);
-        lab.ok(&["exec", sandbox, "--background", "--", "python3", "/work/witness.py"]);
+        lab.ok(&["exec", sandbox, "--background", "--", "python3", "/work/witness.py", how]);
         let address = lab.view(sandbox)["address"].as_str().expect("an address").to_owned();
         let (nonce, count) = until("the witness listens", || ask(&address));
         Self { sandbox: sandbox.to_owned(), address, nonce, count }
@@ -71,7 +83,7 @@ impl Witness {
             until(&format!("the witness in {} answers", self.sandbox), || ask(&self.address));
         assert_eq!(nonce, self.nonce, "{}: another process answered", self.sandbox);
         assert!(
-            count >= self.count,
+            count > self.count,
             "{}: an older memory answered: {count} after {}",
             self.sandbox,
             self.count

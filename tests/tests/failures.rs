@@ -8,7 +8,7 @@ fn s24_a_machine_killed_awake_is_lost_and_says_so() {
     isolated(test_name!(), |lab| {
         for tier in ["running", "memory"] {
             let name = format!("w-{tier}");
-            Witness::create(lab, &name);
+            Witness::create_still(lab, &name);
             lab.sh(&name, "echo kept > /work/kept; sync");
             if tier == "memory" {
                 lab.ok(&["sandboxes", "sleep", &name, "--tier", "memory"]);
@@ -52,7 +52,7 @@ fn s16_a_machine_that_ends_by_itself_is_noticed_and_booted_by_the_next_call() {
                 ),
             ]);
             let stderr = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{how}: {stderr}");
+            assert_eq!(output.status.code(), Some(125), "{how}: {stderr}");
             assert!(stderr.contains("ended before"), "{how}: {stderr}");
             let stopped =
                 until("its end is noticed", || lab.events("web", "stopped").get(number).cloned());
@@ -71,7 +71,7 @@ fn s16_a_machine_that_ends_by_itself_is_noticed_and_booted_by_the_next_call() {
 #[test]
 fn s15_a_restart_boots_from_disk_and_keeps_what_was_written() {
     isolated(test_name!(), |lab| {
-        let witness = Witness::create(lab, "web");
+        let witness = Witness::create_still(lab, "web");
         lab.sh("web", "echo kept > /work/kept");
         let before = (lab.view("web")["id"].clone(), lab.ok(&["link", "web", "80"]));
         lab.ok(&["sandboxes", "restart", "web"]);
@@ -88,7 +88,7 @@ fn s15_a_restart_boots_from_disk_and_keeps_what_was_written() {
 #[test]
 fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
     isolated(test_name!(), |lab| {
-        Witness::create(lab, "web");
+        Witness::create_still(lab, "web");
         lab.sh("web", "echo kept > /work/kept");
         lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
         let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
@@ -98,7 +98,7 @@ fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
         bytes[middle] ^= 0x40;
         std::fs::write(&state, bytes).expect("damaged");
         let output = lab.run(&["exec", "web", "--", "true"]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(125));
         let view = lab.view("web");
         assert_eq!(
             (&view["status"], &view["failure_code"]),
@@ -112,7 +112,7 @@ fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
         // A second one is deleted in its failure.
         lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
         std::fs::write(&state, b"nothing of the kind").expect("damaged");
-        assert_eq!(lab.run(&["exec", "web", "--", "true"]).status.code(), Some(1));
+        assert_eq!(lab.run(&["exec", "web", "--", "true"]).status.code(), Some(125));
         lab.ok(&["sandboxes", "delete", "web"]);
         nothing_leaks(lab);
     });
@@ -146,7 +146,7 @@ impl Drop for Filler {
 #[test]
 fn s07_a_full_disk_costs_nothing_but_sleep() {
     e2e::lab::isolated_on_small_disk(test_name!(), 1500, |lab| {
-        let mut witness = Witness::create(lab, "web");
+        let mut witness = Witness::create_still(lab, "web");
         let filler = Filler::fill(lab);
         let output = lab.run(&["sandboxes", "sleep", "web", "--tier", "disk"]);
         println!("sleep on a full disk: {}", String::from_utf8_lossy(&output.stderr));
@@ -161,7 +161,7 @@ fn s07_a_full_disk_costs_nothing_but_sleep() {
         let filler = Filler::fill(lab);
         let output = lab.run(&["exec", "web", "--", "true"]);
         println!("wake on a full disk: {}", String::from_utf8_lossy(&output.stderr));
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(125));
         let view = lab.view("web");
         assert_eq!(
             (&view["status"], &view["sleep_tier"]),
@@ -183,7 +183,7 @@ fn s07_a_full_disk_costs_nothing_but_sleep() {
 #[test]
 fn s07_qemu_killed_while_saving_or_loading_never_leaves_it_between() {
     isolated(test_name!(), |lab| {
-        Witness::create(lab, "web");
+        Witness::create_still(lab, "web");
         lab.sh("web", "echo kept > /work/kept; sync");
         for what in ["saving", "loading"] {
             if what == "loading" {
@@ -235,7 +235,7 @@ fn s16_a_call_that_comes_as_the_machine_dies_is_served_or_told() {
                 })
                 .collect();
             println!("round {round}: calls ended with {ends:?}");
-            assert!(ends.iter().all(|end| matches!(end, Some(0 | 1))), "{ends:?}");
+            assert!(ends.iter().all(|end| matches!(end, Some(0 | 125))), "{ends:?}");
         }
         lab.sh("web", "true");
     });

@@ -192,6 +192,23 @@ pub(crate) fn unknown_exec(id: &str) -> ApiError {
         .hint("commands of an earlier boot, and old ones that have ended, are forgotten")
 }
 
+/// An error of the guest about a command, for a client. A command of another boot than the guest's was lost with its machine:
+/// the guest of now has never heard of it.
+pub(crate) fn command_error(link: &GuestLink, id: ExecId, error: GuestError) -> ApiError {
+    let unknown =
+        matches!(&error, GuestError::Failed(failure) if failure.code == FailureCode::UnknownExec);
+    let boot = link.hello().map(|hello| hello.boot);
+    // The upper half of a command's number is the beginning of its boot's.
+    let of_now = boot
+        .is_some_and(|[a, b, c, d, ..]| id.0 >> 32 == u64::from(u32::from_le_bytes([a, b, c, d])));
+    if unknown && !of_now {
+        let text = "the machine of this command ended before all of the command was told";
+        return ApiError::new(Code::CommandLost, text)
+            .hint("what was written to its disk is there; its events say how the machine ended");
+    }
+    guest_error(error)
+}
+
 /// Reads a command's output and sends it on, then how it ended. `guard` lives as long as somebody reads.
 pub(crate) fn output(
     link: GuestLink,
@@ -220,13 +237,15 @@ pub(crate) fn output(
                 () = events.closed() => return,
             };
             let Some(chunk) = chunk else { break };
-            let event = chunk.map_err(guest_error).map(|chunk| OutputEvent::Data {
-                stream: match chunk.stream {
-                    Stream::Stdout => Output::Stdout,
-                    Stream::Stderr => Output::Stderr,
-                },
-                offset: chunk.offset,
-                bytes: Bytes::from(chunk.bytes),
+            let event = chunk.map_err(|error| command_error(&link, id, error)).map(|chunk| {
+                OutputEvent::Data {
+                    stream: match chunk.stream {
+                        Stream::Stdout => Output::Stdout,
+                        Stream::Stderr => Output::Stderr,
+                    },
+                    offset: chunk.offset,
+                    bytes: Bytes::from(chunk.bytes),
+                }
             });
             let ended = event.is_err();
             if events.send(event).await.is_err() || ended {
@@ -238,7 +257,8 @@ pub(crate) fn output(
                 ended = link.exec_wait(id) => ended,
                 () = events.closed() => return,
             };
-            let event = ended.map(|ended| OutputEvent::Exit(exit(ended))).map_err(guest_error);
+            let event = ended.map(|ended| OutputEvent::Exit(exit(ended)));
+            let event = event.map_err(|error| command_error(&link, id, error));
             // The reader may have gone away.
             let _ = events.send(event).await;
         }

@@ -387,9 +387,10 @@ impl Host for Daemon {
     ) -> Result<Answer<()>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
         let ready = self.call(id, CallKind::Api, "input for a command").await?;
-        let mut stdin = ready.link.exec_stdin(exec, close).map_err(guest_error)?;
-        stdin.write(&bytes).await.map_err(guest_error)?;
-        stdin.finish().await.map_err(guest_error)?;
+        let told = |error| exec::command_error(&ready.link, exec, error);
+        let mut stdin = ready.link.exec_stdin(exec, close).map_err(told)?;
+        stdin.write(&bytes).await.map_err(told)?;
+        stdin.finish().await.map_err(told)?;
         Ok(ready.answer(()))
     }
 
@@ -401,7 +402,8 @@ impl Host for Daemon {
     ) -> Result<Answer<()>, ApiError> {
         let exec = exec::exec_id(exec_id)?;
         let ready = self.call(id, CallKind::Api, "a signal for a command").await?;
-        ready.link.exec_signal(exec, signal).await.map_err(guest_error)?;
+        let told = |error| exec::command_error(&ready.link, exec, error);
+        ready.link.exec_signal(exec, signal).await.map_err(told)?;
         Ok(ready.answer(()))
     }
 

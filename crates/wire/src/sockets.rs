@@ -3,7 +3,7 @@
 //! It is what the kernel says about its sockets. Where that is not the whole truth (packets are forwarded or rewritten, or
 //! the lists are over their limits) the guest says so, and the host wakes it for whatever comes.
 
-use std::net::{IpAddr, SocketAddr};
+use core::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
