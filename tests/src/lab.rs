@@ -70,6 +70,8 @@ pub struct Lab {
     folder: tempfile::TempDir,
     daemon: Option<Child>,
     starts: u32,
+    /// Where it listens; another than [`LISTEN`] where two daemons run side by side.
+    pub listen: String,
     /// More environment for the daemon, such as a fault to plant.
     pub daemon_env: Vec<(String, String)>,
 }
@@ -89,7 +91,7 @@ impl Lab {
         // Guests' processes have accounts of their own and must be able to get to their files.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
         std::fs::set_permissions(folder.path(), mode).expect("permissions");
-        Self { folder, daemon: None, starts: 0, daemon_env: Vec::new() }
+        Self { folder, daemon: None, starts: 0, listen: LISTEN.to_owned(), daemon_env: Vec::new() }
     }
 
     /// The daemon's data folder.
@@ -104,7 +106,7 @@ impl Lab {
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
-        LISTEN.parse().expect("an address")
+        self.listen.parse().expect("an address")
     }
 
     /// Process id of the daemon.
@@ -130,7 +132,7 @@ impl Lab {
             .expect("log file");
         let mut command = Command::new(dormouse());
         command
-            .args(["serve", "--listen", LISTEN])
+            .args(["serve", "--listen", &self.listen])
             .envs(self.env())
             .envs(self.daemon_env.iter().cloned());
         command.stdin(Stdio::null()).stdout(log.try_clone().expect("log file")).stderr(log);
@@ -140,11 +142,12 @@ impl Lab {
     /// Waits until the daemon answers.
     #[track_caller]
     pub fn wait_ready(&mut self) {
+        let address = self.address();
         until("the daemon answers", || {
             let daemon = self.daemon.as_mut()?;
             let ended = daemon.try_wait().expect("state of the daemon");
             assert!(ended.is_none(), "the daemon ended: {ended:?}\n{}", self.daemon_log());
-            crate::net::http(LISTEN.parse().ok()?, "localhost", "/v1/health")
+            crate::net::http(address, "localhost", "/v1/health")
                 .ok()
                 .filter(|answer| answer.status == 200)
         });

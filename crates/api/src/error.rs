@@ -27,6 +27,12 @@ pub enum Code {
     SandboxFailed,
     /// The sandbox is being deleted: 409.
     BeingDeleted,
+    /// Another host has taken the sandbox over: 409.
+    SandboxMoved,
+    /// This host has no store in which checkpoints are kept: 409.
+    CheckpointsUnavailable,
+    /// The checkpoint is damaged, or does not fit this host: 409.
+    CheckpointUnusable,
     /// It exists already (a file or folder): 409.
     Exists,
     /// The path is not a folder, or is one: 409.
@@ -59,7 +65,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 27] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::NotFound,
@@ -70,6 +76,9 @@ impl Code {
         Self::CommandLost,
         Self::SandboxFailed,
         Self::BeingDeleted,
+        Self::SandboxMoved,
+        Self::CheckpointsUnavailable,
+        Self::CheckpointUnusable,
         Self::Exists,
         Self::WrongFileType,
         Self::PermissionDenied,
@@ -100,6 +109,9 @@ impl Code {
             | Self::CommandLost
             | Self::SandboxFailed
             | Self::BeingDeleted
+            | Self::SandboxMoved
+            | Self::CheckpointsUnavailable
+            | Self::CheckpointUnusable
             | Self::Exists
             | Self::WrongFileType => 409,
             Self::TooLarge => 413,
@@ -199,20 +211,23 @@ mod tests {
             Code::CommandLost => 7,
             Code::SandboxFailed => 8,
             Code::BeingDeleted => 9,
-            Code::Exists => 10,
-            Code::WrongFileType => 11,
-            Code::PermissionDenied => 12,
-            Code::CannotStart => 13,
-            Code::ProgramNotFound => 14,
-            Code::TooLarge => 15,
-            Code::PortClosed => 16,
-            Code::BadAnswer => 17,
-            Code::NoSpace => 18,
-            Code::NoCapacity => 19,
-            Code::SleepFailed => 20,
-            Code::WakeFailed => 21,
-            Code::Timeout => 22,
-            Code::Internal => 23,
+            Code::SandboxMoved => 10,
+            Code::CheckpointsUnavailable => 11,
+            Code::CheckpointUnusable => 12,
+            Code::Exists => 13,
+            Code::WrongFileType => 14,
+            Code::PermissionDenied => 15,
+            Code::CannotStart => 16,
+            Code::ProgramNotFound => 17,
+            Code::TooLarge => 18,
+            Code::PortClosed => 19,
+            Code::BadAnswer => 20,
+            Code::NoSpace => 21,
+            Code::NoCapacity => 22,
+            Code::SleepFailed => 23,
+            Code::WakeFailed => 24,
+            Code::Timeout => 25,
+            Code::Internal => 26,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{broadcast, mpsc};
 
+use crate::checkpoint::Checkpoint;
 use crate::exec::{Exec, ExecRequest, Exit, Output};
 use crate::file::FileInfo;
 use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
@@ -223,6 +224,13 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
 
     /// Removes a snapshot. What was made from it does not need it.
     async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError>;
+
+    /// The newest checkpoint of each sandbox in the host's store, oldest first; whoever's they are.
+    async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError>;
+
+    /// Takes over a sandbox from its newest checkpoint, with id, name, settings, disk, memory and processes. Whoever owned it
+    /// finds out and gives it up.
+    async fn checkpoint_restore(&self, id: &SandboxId) -> Result<Known, ApiError>;
 
     /// Changes settings; takes effect at once. Asleep is fine.
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError>;

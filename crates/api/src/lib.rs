@@ -11,6 +11,7 @@
 //! How a host does it, how a catalogue stores it. Nothing in this crate does I/O.
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 pub mod drain;
 pub mod error;
 pub mod event;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::SandboxId;
+use crate::checkpoint::{CheckpointSetting, CheckpointStatus};
 
 /// Seconds of quiet after which a sandbox sleeps, unless it says otherwise.
 pub const SLEEP_AFTER_SECONDS_DEFAULT: u64 = 30;
@@ -75,6 +76,10 @@ macro_rules! with_policy {
             #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
             #[schema(value_type = Option<String>, format = DateTime, example = "2030-01-31T18:00:00Z")]
             pub expires_at: Option<Option<String>>,
+            /// Keep it in the object store while it is awake, so that another host can take it up; null: off (the default).
+            #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+            #[schema(value_type = Option<CheckpointSetting>)]
+            pub checkpoint: Option<Option<CheckpointSetting>>,
         }
 
         impl $name {
@@ -89,6 +94,7 @@ macro_rules! with_policy {
                     sleep_notice_ms: self.sleep_notice_ms,
                     delete_after_idle_ms: self.delete_after_idle_ms,
                     expires_at: self.expires_at.clone(),
+                    checkpoint: self.checkpoint,
                 }
             }
         }
@@ -172,6 +178,9 @@ pub struct PolicyPatch {
     /// When it is deleted whatever it does, RFC 3339; `Some(None)`: never.
     #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Option<String>>,
+    /// Checkpoints; `Some(None)`: none.
+    #[serde(default, deserialize_with = "some_option", skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<Option<CheckpointSetting>>,
 }
 
 /// A fork.
@@ -303,6 +312,9 @@ pub struct Sandbox {
     pub delete_after_idle_ms: Option<u64>,
     /// When it is deleted whatever it does, RFC 3339; null: never.
     pub expires_at: Option<String>,
+    /// How its checkpoints stand; null: there are none.
+    #[serde(default)]
+    pub checkpoint: Option<CheckpointStatus>,
 }
 
 /// A URL of a port of a sandbox.

@@ -135,6 +135,22 @@ impl FromRequestParts<App> for SnapshotName {
     }
 }
 
+/// The sandbox whose checkpoint the path names: the store knows it, the catalogue need not.
+pub(crate) struct CheckpointOf(pub(crate) api::SandboxId);
+
+impl FromRequestParts<App> for CheckpointOf {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "id").await?;
+        given.parse().map(Self).map_err(|_| {
+            ApiError::new(Code::NotFound, "there is no checkpoint of this id")
+                .hint("`GET /v1/checkpoints` lists them; a name is none")
+                .into()
+        })
+    }
+}
+
 /// The terminal that the path names.
 pub(crate) struct TerminalId(pub(crate) String);
 

@@ -24,6 +24,8 @@ use crate::routes;
     servers((url = "http://localhost:8420", description = "The default of `dormouse serve`")),
     tags(
         (name = "sandboxes", description = "Making, changing, sleeping, forking and deleting"),
+        (name = "snapshots", description = "Kept moments of sandboxes, from which others are made"),
+        (name = "checkpoints", description = "Awake sandboxes in an object store, for when their host is lost"),
         (name = "execs", description = "Commands in a sandbox"),
         (name = "terminals", description = "Terminals in a sandbox, looked at and typed to by several"),
         (name = "files", description = "Files and trees of a sandbox"),

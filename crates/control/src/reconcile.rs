@@ -79,6 +79,17 @@ pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
     app.catalogue().remove(&entry.id).await
 }
 
+/// Enters a sandbox that its host has taken over. One that was here before has its row still.
+pub(crate) async fn enter(app: &App, at_host: Known) -> Result<(), Failure> {
+    match app.catalogue().find(at_host.sandbox.id.as_str()) {
+        Some(entry) if entry.id == at_host.sandbox.id => {
+            rename_at_host(app, &entry, &at_host).await;
+            Ok(())
+        }
+        _ => adopt(app, at_host).await,
+    }
+}
+
 async fn adopt(app: &App, at_host: Known) -> Result<(), Failure> {
     let created_ms = at_host
         .sandbox

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use api::ApiError;
+use api::checkpoint::EVERY_SECONDS_RANGE;
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::sandbox::{
     AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox,
@@ -310,6 +311,13 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     {
         return Err(out_of_range("delete_after_idle_ms", ms, 1, DELETE_AFTER_IDLE_MS_MAX));
     }
+    if let Some(Some(checkpoint)) = policy.checkpoint
+        && !EVERY_SECONDS_RANGE.contains(&checkpoint.every_seconds)
+    {
+        let range = (EVERY_SECONDS_RANGE.start(), EVERY_SECONDS_RANGE.end());
+        let seconds = checkpoint.every_seconds;
+        return Err(out_of_range("checkpoint.every_seconds", seconds, range.0, range.1));
+    }
     if let Some(Some(at)) = &policy.expires_at {
         let wrong = |what: &str| {
             let text = format!("`expires_at`: {what}");
@@ -390,6 +398,8 @@ fn no_nul(field: &str, text: &str) -> Result<(), ApiError> {
 
 #[cfg(test)]
 mod tests {
+    use api::checkpoint::CheckpointSetting;
+
     use super::*;
 
     #[test]
@@ -435,6 +445,13 @@ mod tests {
         );
         assert_eq!(field(|r| r.sleep_hold_max_ms = Some(900_001)), "sleep_hold_max_ms");
         assert_eq!(field(|r| r.sleep_notice_ms = Some(Some(0))), "sleep_notice_ms");
+        let every = "checkpoint.every_seconds";
+        let field_of_0 =
+            field(|r| r.checkpoint = Some(Some(CheckpointSetting { every_seconds: 0 })));
+        assert_eq!(field_of_0, every);
+        let field_of_601 =
+            field(|r| r.checkpoint = Some(Some(CheckpointSetting { every_seconds: 601 })));
+        assert_eq!(field_of_601, every);
         assert_eq!(field(|r| r.env = [("A=B".into(), String::new())].into()), "env");
         assert_eq!(field(|r| r.labels = [(String::new(), String::new())].into()), "labels");
     }

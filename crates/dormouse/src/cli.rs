@@ -103,6 +103,9 @@ pub(crate) enum Command {
     /// Keep sandboxes of one moment under names, to make others from them (`sandboxes create --snapshot`).
     #[command(subcommand, visible_alias = "snapshot")]
     Snapshots(SnapshotsCommand),
+    /// Checkpoints in the object store, from which another host takes up a sandbox.
+    #[command(subcommand)]
+    Checkpoints(CheckpointsCommand),
     /// Show the project's settings, or change them.
     Project {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
@@ -262,6 +265,38 @@ pub(crate) struct PolicyArgs {
     /// When it is deleted whatever it does, such as 2030-01-31T18:00:00Z, or `never`.
     #[arg(long, value_name = "TIME|never")]
     pub(crate) expires_at: Option<String>,
+    /// Keep it in the object store each so many seconds (1-600) of being awake, so that another host can take it up; `on`:
+    /// each 10; `off`: not.
+    #[arg(long, value_name = "SECONDS|on|off", value_parser = checkpoint)]
+    pub(crate) checkpoint: Option<Checkpointed>,
+}
+
+/// Seconds from one checkpoint to the next, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Checkpointed(pub(crate) Option<u64>);
+
+fn checkpoint(text: &str) -> Result<Checkpointed, String> {
+    match text {
+        "on" => Ok(Checkpointed(Some(api::checkpoint::EVERY_SECONDS_DEFAULT))),
+        "off" => Ok(Checkpointed(None)),
+        seconds => match seconds.parse() {
+            Ok(seconds) => Ok(Checkpointed(Some(seconds))),
+            Err(_) => Err("a number of seconds, `on` or `off`".to_owned()),
+        },
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CheckpointsCommand {
+    /// List the newest checkpoint of each sandbox in the host's object store.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Take over sandboxes whose host is lost, from their newest checkpoints; a host that comes back gives them up.
+    Restore {
+        /// Ids of the sandboxes.
+        #[arg(required = true)]
+        ids: Vec<String>,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -657,6 +692,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_MEMORY_WAIT_SECONDS", value_name = "SECONDS",
         default_value_t = host::budget::WAIT_DEFAULT.as_secs())]
     pub(crate) memory_wait_seconds: u64,
+    /// The object store in which checkpoints of sandboxes are kept, such as `file:///mnt/checkpoints`: a folder that is there,
+    /// empty at first, and that several hosts may share. Default: none, and no checkpoints.
+    #[arg(long, env = "DORMOUSE_STORE", value_name = "URL")]
+    pub(crate) store: Option<String>,
     /// How long a server in a sandbox may be silent before it begins to answer a request through a link, seconds.
     #[arg(long, env = "DORMOUSE_EDGE_ANSWER_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
         default_value_t = control::ANSWER_TIME_DEFAULT.as_secs())]

@@ -136,6 +136,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Snapshots(command) => {
             commands::snapshots::snapshots(&client()?, command, json).await
         }
+        Command::Checkpoints(command) => {
+            commands::checkpoints::checkpoints(&client()?, command, json).await
+        }
         Command::Project { delete_after_idle_days } => {
             commands::project::project(&client()?, delete_after_idle_days, json).await
         }

@@ -77,6 +77,7 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     settings.memory_wait = Duration::from_secs(arguments.memory_wait_seconds);
     settings.ipv6 = arguments.ipv6_prefix.unwrap_or_default();
     settings.ipv6_outbound = arguments.ipv6_outbound;
+    settings.store.clone_from(&arguments.store);
     if let Some(seconds) = arguments.memory_tier_seconds {
         settings.memory_tier = Duration::from_secs(seconds);
     }

@@ -14,6 +14,7 @@ use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
 
 use crate::budget::Budget;
+use crate::checkpoints::{self, Store, StoreUrlError};
 use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
@@ -78,6 +79,9 @@ pub enum StartError {
     /// No usable QEMU.
     #[error("no usable QEMU")]
     Qemu(#[from] DiscoverError),
+    /// The setting of the object store.
+    #[error(transparent)]
+    Store(#[from] StoreUrlError),
     /// The network.
     #[error("set up the guests' network")]
     Network(#[source] io::Error),
@@ -126,6 +130,8 @@ impl Daemon {
                 None
             }
         };
+        let store = open_store(&settings).await?;
+        let host = host_name(&settings)?;
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
         let disk_low = watch_disk(settings.sandboxes_dir());
         let budget = Budget::new(settings.memory_budget_mib);
@@ -139,6 +145,8 @@ impl Daemon {
             templates: Templates::default(),
             budget,
             restores: Semaphore::new(restores_at_once()),
+            store,
+            host,
         });
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
@@ -190,10 +198,15 @@ impl Daemon {
     /// A sandbox's handle.
     pub(crate) fn handle(&self, id: &SandboxId) -> Result<Handle, ApiError> {
         let sandboxes = self.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
-        sandboxes
-            .get(id)
-            .cloned()
-            .ok_or_else(|| ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`")))
+        sandboxes.get(id).cloned().ok_or_else(|| {
+            if self.ground.settings.moved_dir().join(id.as_str()).exists() {
+                let text = format!("another host has taken over the sandbox `{id}`");
+                return ApiError::new(Code::SandboxMoved, text).hint(
+                    "ask that host; what it had here is kept below `moved` in the data folder",
+                );
+            }
+            ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`"))
+        })
     }
 
     /// All handles, in no order.
@@ -222,6 +235,37 @@ pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
 /// now and then.
 fn restores_at_once() -> usize {
     2 * std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
+}
+
+/// The object store, where one is set. One that is not there now may come: who wants checkpoints meanwhile is told.
+async fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, StartError> {
+    let Some(url) = &settings.store else { return Ok(None) };
+    let store = Store::new(url)?;
+    match store.found().await {
+        Ok(()) => tracing::info!(url, "the store of checkpoints is there"),
+        Err(error) => tracing::error!(url, error = chain(&error), "no checkpoints for now"),
+    }
+    Ok(Some(Arc::new(store)))
+}
+
+/// Who this host is among those that share a store: a random name, drawn once.
+fn host_name(settings: &Settings) -> Result<checkpoints::Host, StartError> {
+    let path = settings.data.join("host.id");
+    let id = match std::fs::read_to_string(&path) {
+        Ok(id) => id.trim().to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let mut random = [0; 16];
+            getrandom::fill(&mut random)
+                .map_err(|error| fail("draw", &path)(io::Error::other(error)))?;
+            let id = crate::manifest::hex(&random);
+            vmm::files::replace(&path, id.as_bytes())
+                .map_err(|error| fail("write", &path)(error.source))?;
+            id
+        }
+        Err(error) => return Err(fail("read", &path)(error)),
+    };
+    let name = format!("{} ({})", settings.name, id.get(..8).unwrap_or(&id));
+    Ok(checkpoints::Host { id, name })
 }
 
 /// Makes the folders.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub const VARIABLE: &str = "DORMOUSE_FAULT";
 
 /// The names of all points, for tests that go through them.
-pub const POINTS: [&str; 8] = [
+pub const POINTS: [&str; 11] = [
     "create_copied",
     "saving",
     "saved_not_published",
@@ -21,6 +21,9 @@ pub const POINTS: [&str; 8] = [
     "restored_not_running",
     "fork_copied",
     "deleting",
+    "checkpoint_carrying",
+    "checkpoint_carried",
+    "checkpoint_listed",
 ];
 
 struct Planted {

@@ -1,12 +1,14 @@
 //! What all sandboxes of a host stand on.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
 use vmm::{Account, Disk, Fingerprint, MachineSpec, Network, Outlets, Qemu};
 
 use crate::budget::Budget;
+use crate::checkpoints::{self, Store};
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
 use crate::settings::Settings;
@@ -28,6 +30,10 @@ pub(crate) struct Ground {
     /// Turns for bringing machines back from disk: more at a time than there are processors help nobody, and the first that
     /// came would end last. Given in order of arrival.
     pub(crate) restores: Semaphore,
+    /// Where checkpoints are kept.
+    pub(crate) store: Option<Arc<Store>>,
+    /// Who this host is there.
+    pub(crate) host: checkpoints::Host,
     /// Whether the disk is so full that running guests must stand still.
     pub(crate) disk_low: watch::Receiver<bool>,
 }

@@ -14,12 +14,14 @@
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
 //! | [`timeline`], [`sandbox_log`] | what happened to a sandbox; what the daemon logged about it |
 //! | [`passage`] | whether QEMU's account can get to its files |
+//! | `checkpoints`, `takeover` | awake sandboxes kept in an object store, and taken up from there |
 //! | `usage` | what a sandbox has used, for bills |
 //! | `loopback` | connections to ports that only the guest itself reaches |
 //! | [`settings`], [`clock`], `slots`, `phases`, [`fault`] | small things that several of these need |
 #![forbid(unsafe_code)]
 
 pub mod budget;
+mod checkpoints;
 pub mod clock;
 pub mod daemon;
 mod exec;
@@ -40,6 +42,7 @@ pub mod sandbox_log;
 pub mod settings;
 mod slots;
 mod snapshots;
+mod takeover;
 mod tap;
 pub mod template;
 mod terminals;
@@ -47,5 +50,6 @@ pub mod timeline;
 mod usage;
 mod verbs;
 
+pub use checkpoints::StoreUrlError;
 pub use daemon::{Daemon, StartError};
 pub use settings::Settings;

@@ -73,6 +73,9 @@ pub struct Manifest {
     /// How its machine ended last, where that cost what ran (`machine_lost`, `reboot`, …); cleared by nothing but a
     /// newer end.
     pub last_end: Option<String>,
+    /// The host that has taken it over: here it runs no more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moved_to: Option<String>,
     /// What it has used up to the last change of this manifest.
     #[serde(default)]
     pub used: Used,
@@ -160,6 +163,9 @@ pub struct Policy {
     /// When it is deleted whatever it does, RFC 3339.
     #[serde(default)]
     pub expires_at: Option<String>,
+    /// While awake it is kept in the object store each so many seconds; `None`: it is not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_seconds: Option<u64>,
 }
 
 impl Policy {
@@ -174,6 +180,7 @@ impl Policy {
             sleep_notice_ms: None,
             delete_after_idle_ms: None,
             expires_at: None,
+            checkpoint_seconds: None,
         }
     }
 
@@ -202,6 +209,9 @@ impl Policy {
         }
         if let Some(at) = &patch.expires_at {
             self.expires_at.clone_from(at);
+        }
+        if let Some(checkpoint) = patch.checkpoint {
+            self.checkpoint_seconds = checkpoint.map(|checkpoint| checkpoint.every_seconds);
         }
     }
 }
@@ -303,6 +313,7 @@ mod tests {
             machine: None,
             woke_because: None,
             last_end: None,
+            moved_to: None,
             used: Used::default(),
             ipv6: None,
             network_at_rest: None,

@@ -32,6 +32,7 @@ use vmm::machine::{Adopted, GuestState};
 use vmm::process::ProcessState;
 use vmm::{Machine, ProcessId};
 
+use crate::checkpoints::{self, Store};
 use crate::clock::{self, Moment};
 use crate::daemon::StartError;
 use crate::ground::Ground;
@@ -61,11 +62,12 @@ pub(crate) async fn recover(
     let fail =
         |source| StartError::Folder { doing: "list", path: dir.display().to_string(), source };
     let mut handles = HashMap::new();
+    let store = reachable_store(ground).await;
     for entry in std::fs::read_dir(&dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         let files = Files::in_dir(&path);
         let manifest = match readable(&files) {
-            Ok(manifest) => manifest,
+            Ok(manifest) => unless_moved(ground, store.as_deref(), manifest).await,
             Err(error) => {
                 quarantine(ground, &path, &error);
                 continue;
@@ -92,6 +94,41 @@ pub(crate) async fn recover(
     }
     remove_stray_taps(ground, &handles).await;
     Ok(handles)
+}
+
+/// The store, if it answers now. If it does not, nobody can tell whose a sandbox is, and it is taken for this host's.
+async fn reachable_store(ground: &Ground) -> Option<Arc<Store>> {
+    let store = ground.store.clone()?;
+    match store.is_there().await {
+        Ok(()) => Some(store),
+        Err(error) => {
+            tracing::error!(
+                error = chain(&error),
+                "the store does not say which sandboxes another host has taken over"
+            );
+            None
+        }
+    }
+}
+
+/// One that another host has taken over meanwhile is ended here.
+async fn unless_moved(ground: &Ground, store: Option<&Store>, mut manifest: Manifest) -> Manifest {
+    let Some(store) = store.filter(|_| manifest.policy.checkpoint_seconds.is_some()) else {
+        return manifest;
+    };
+    match checkpoints::lost_to(store, &ground.host, &manifest.id, manifest.epoch).await {
+        Ok(None) => {}
+        Ok(Some(owner)) => {
+            tracing::error!(sandbox = %manifest.id, name = manifest.name, owner = owner.host, since = owner.since,
+                "another host has taken it over: it is not run here any more, its files are kept below `moved`");
+            manifest.moved_to = Some(owner.host);
+            manifest.state = State::Deleting;
+        }
+        Err(error) => {
+            tracing::error!(sandbox = %manifest.id, error = chain(&error), "whose it is is not known");
+        }
+    }
+    manifest
 }
 
 fn readable(files: &Files) -> Result<Manifest, String> {

@@ -43,6 +43,8 @@ pub struct Settings {
     pub memory_budget_mib: Option<u64>,
     /// How long a machine waits for room in memory before it is refused.
     pub memory_wait: Duration,
+    /// The object store in which checkpoints are kept, `file:///…`; `None`: there are none.
+    pub store: Option<String>,
 }
 
 impl Settings {
@@ -62,6 +64,7 @@ impl Settings {
             port_retry: PORT_RETRY_DEFAULT,
             memory_budget_mib: None,
             memory_wait: crate::budget::WAIT_DEFAULT,
+            store: None,
         }
     }
 
@@ -93,6 +96,11 @@ impl Settings {
     /// Folder of snapshots.
     pub fn snapshots_dir(&self) -> PathBuf {
         self.data.join("snapshots")
+    }
+
+    /// Where sandboxes go that another host has taken over: their files are kept for a person to look at.
+    pub fn moved_dir(&self) -> PathBuf {
+        self.data.join("moved")
     }
 
     /// Where things go that nobody knows: they are kept for a person to look at, never deleted.

@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use api::checkpoint::Checkpoint;
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -82,6 +83,7 @@ impl Host for Daemon {
         let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
+        self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
         let digest = image.id().as_str().to_owned();
         let size = (new.cpus, new.memory_mib);
         let manifest = |slot| Manifest {
@@ -104,6 +106,7 @@ impl Host for Daemon {
             machine: None,
             woke_because: None,
             last_end: None,
+            moved_to: None,
             used: Used::default(),
             ipv6: None,
             network_at_rest: None,
@@ -136,11 +139,13 @@ impl Host for Daemon {
             link_key: new.link_key.clone(),
             created_at: Moment::now(),
             forked_from: Some(of.id.clone()),
+            policy: Policy { checkpoint_seconds: None, ..of.policy.clone() },
             life: 0,
             needs_identity: true,
             machine: None,
             woke_because: None,
             last_end: None,
+            moved_to: None,
             used: Used::default(),
             ipv6: None,
             network_at_rest: None,
@@ -202,8 +207,18 @@ impl Host for Daemon {
         self.snapshots.delete(name).map_err(|error| snapshot_error(&error))
     }
 
+    async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError> {
+        self.list_checkpoints().await
+    }
+
+    async fn checkpoint_restore(&self, id: &SandboxId) -> Result<Known, ApiError> {
+        self.restore_checkpoint(id).await
+    }
+
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
         let handle = self.handle(id)?;
+        let epoch = handle.record().with(|manifest| manifest.epoch);
+        self.claim_checkpoints(id, epoch, &change.policy).await?;
         handle.update(change).await?;
         handle.view().await.map(|known| known.sandbox)
     }
@@ -526,7 +541,7 @@ impl Daemon {
     }
 
     /// Founds a sandbox: slot, folder, manifest that says "creating".
-    async fn found(
+    pub(crate) async fn found(
         &self,
         id: &SandboxId,
         manifest: impl FnOnce(u32) -> Manifest,
@@ -562,6 +577,7 @@ impl Daemon {
         })?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
+        self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
         let mut env = note.of.env.clone();
         env.extend(new.env.clone());
         let manifest = |slot| Manifest {
@@ -579,6 +595,7 @@ impl Daemon {
             machine: None,
             woke_because: None,
             last_end: None,
+            moved_to: None,
             used: Used::default(),
             ipv6: None,
             network_at_rest: None,
@@ -608,7 +625,7 @@ impl Daemon {
     }
 
     /// Starts the task of a founded sandbox.
-    fn begin(
+    pub(crate) fn begin(
         &self,
         body: Body,
         record: Record,
@@ -750,7 +767,7 @@ async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
 }
 
 /// Removes the folder of a sandbox that never was.
-fn discard(files: &Files) {
+pub(crate) fn discard(files: &Files) {
     if let Err(error) = std::fs::remove_dir_all(files.dir())
         && error.kind() != io::ErrorKind::NotFound
     {
@@ -776,7 +793,7 @@ fn snapshot_error(error: &SnapshotError) -> ApiError {
 }
 
 /// A fault of ours: the client learns that it is one, the log what it is.
-fn internal(text: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
+pub(crate) fn internal(text: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
     tracing::error!(error = chain(error), "{text}");
     ApiError::new(Code::Internal, text)
 }

@@ -1,10 +1,12 @@
 //! Files that hold machines: sparse copies, disk overlays, writes that survive a power cut.
 
+mod compare;
 mod durable;
 mod log;
 mod overlay;
 mod sparse;
 
+pub use compare::{Compared, PIECE, bring_up_to_date, is_zero};
 pub use durable::{replace, sync_folder};
 pub(crate) use log::log_tail;
 pub use log::shorten_log;

@@ -1,6 +1,7 @@
 //! The interface under `/v1`: one file per subject, each handler documented where it stands.
 
 mod attach;
+mod checkpoints;
 mod events;
 mod execs;
 mod files;
@@ -37,6 +38,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(snapshots::take))
         .routes(routes!(snapshots::list))
         .routes(routes!(snapshots::view, snapshots::delete))
+        .routes(routes!(checkpoints::list))
+        .routes(routes!(checkpoints::restore))
         .routes(routes!(sandboxes::link))
         .routes(routes!(sandboxes::logs))
         .routes(routes!(events::of_one))

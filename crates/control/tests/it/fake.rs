@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use api::checkpoint::Checkpoint;
 use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -35,6 +36,8 @@ pub(crate) struct Fake {
     root: PathBuf,
     state: Mutex<BTreeMap<SandboxId, One>>,
     snapshots: Mutex<Vec<Snapshot>>,
+    /// One of another host that can be taken over.
+    pub(crate) lost: Mutex<Option<Known>>,
     events: broadcast::Sender<Event>,
     /// Wakes and creates wait while this is false.
     pub(crate) gate: watch::Sender<bool>,
@@ -78,6 +81,7 @@ impl Fake {
             root: root.to_owned(),
             state: Mutex::default(),
             snapshots: Mutex::default(),
+            lost: Mutex::default(),
             events: broadcast::channel(16).0,
             gate: watch::channel(true).0,
             waiting: watch::channel(0).0,
@@ -285,6 +289,7 @@ impl Host for Fake {
             sleep_notice_ms: None,
             delete_after_idle_ms: None,
             expires_at: None,
+            checkpoint: None,
         };
         awake(&mut sandbox);
         set_policy(&mut sandbox, new.policy);
@@ -371,6 +376,19 @@ impl Host for Fake {
             kill(exec, 9);
         }
         std::fs::remove_dir_all(self.root.join(id.as_str())).map_err(told)
+    }
+
+    async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError> {
+        Ok(Vec::new())
+    }
+
+    async fn checkpoint_restore(&self, id: &SandboxId) -> Result<Known, ApiError> {
+        let taken = self.lost.lock().unwrap().take().filter(|known| known.sandbox.id == *id);
+        let known = taken.ok_or_else(|| {
+            ApiError::new(Code::NotFound, format!("the store has no checkpoint of `{id}`"))
+        })?;
+        self.make(known.clone(), "sandbox.moved").await?;
+        Ok(known)
     }
 
     async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {

@@ -545,3 +545,24 @@ async fn s21_when_one_is_deleted_by_itself_can_be_set_for_one_and_for_all() {
     let refused = project("PATCH", r#"{"delete_after_idle_days": 3651}"#).await.error();
     assert!(refused.starts_with("400 invalid_request delete_after_idle_days: "), "{refused}");
 }
+
+#[tokio::test]
+async fn s18_a_sandbox_that_was_taken_over_is_in_the_catalogue() {
+    let world = World::new().await;
+    let made = world.sandbox("web").await;
+    let known = world.fake.view(&made.id).await.unwrap();
+    let restore = format!("/v1/checkpoints/{}/restore", made.id);
+    assert_eq!(world.call("DELETE", "/v1/sandboxes/web", "").await.status, 204);
+    let none = format!("404 not_found: the store has no checkpoint of `{}`", made.id);
+    assert_eq!(world.call("POST", &restore, "").await.error(), none);
+    assert_eq!(
+        world.call("POST", "/v1/checkpoints/web/restore", "").await.error(),
+        "404 not_found: there is no checkpoint of this id"
+    );
+    *world.fake.lost.lock().unwrap() = Some(known);
+    let taken = world.call("POST", &restore, "").await;
+    assert_eq!(taken.status, 201);
+    assert_eq!(world.call("GET", "/v1/sandboxes/web", "").await.value()["id"], made.id.as_str());
+    let list = world.call("GET", "/v1/checkpoints", "").await.value();
+    assert_eq!(list["checkpoints"], serde_json::json!([]));
+}

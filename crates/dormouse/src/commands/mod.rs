@@ -1,6 +1,7 @@
 //! The commands that talk to the daemon, one file per subject.
 
 mod attached;
+pub(crate) mod checkpoints;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod execs;

@@ -1,5 +1,6 @@
 //! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
 
+use api::checkpoint::CheckpointSetting;
 use api::sandbox::{
     CreateSandbox, ForkRequest, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest, SleepTier,
     Status, UpdateSandbox,
@@ -96,6 +97,7 @@ pub(crate) async fn update(
         sleep_notice_ms,
         delete_after_idle_ms,
         expires_at,
+        checkpoint,
     } = policy(arguments.policy);
     let body = UpdateSandbox {
         name: arguments.name,
@@ -108,6 +110,7 @@ pub(crate) async fn update(
         sleep_notice_ms,
         delete_after_idle_ms,
         expires_at,
+        checkpoint,
     };
     if body == UpdateSandbox::default() {
         return Err(Problem::usage("there is nothing to change")
@@ -191,6 +194,7 @@ pub(crate) fn new_sandbox(
         sleep_notice_ms: policy.sleep_notice_ms,
         delete_after_idle_ms: policy.delete_after_idle_ms,
         expires_at: policy.expires_at,
+        checkpoint: policy.checkpoint,
     }
 }
 
@@ -231,6 +235,9 @@ fn policy(arguments: PolicyArgs) -> PolicyPatch {
         sleep_notice_ms: arguments.sleep_notice_ms.map(|ms| ms.0),
         delete_after_idle_ms: arguments.delete_after_idle_ms.map(|ms| ms.0),
         expires_at: arguments.expires_at.map(|at| (at != "never").then_some(at)),
+        checkpoint: arguments.checkpoint.map(|checkpoint| {
+            checkpoint.0.map(|every_seconds| CheckpointSetting { every_seconds })
+        }),
     }
 }
 
@@ -283,6 +290,20 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
         let ports: Vec<String> = sandbox.awake_ports.iter().map(u16::to_string).collect();
         let open = sandbox.awake_connections;
         line("awake ports", &format!("{} ({open} connections)", ports.join(", ")))?;
+    }
+    if let Some(checkpoint) = &sandbox.checkpoint {
+        let every = show::seconds(checkpoint.every_seconds);
+        let last = match (&checkpoint.last_at, checkpoint.behind_seconds) {
+            (Some(at), Some(behind)) => {
+                let size = show::size(checkpoint.stored_bytes);
+                format!("last at {}, {} behind, {size}", show::time(at), show::seconds(behind))
+            }
+            _ => "none yet".to_owned(),
+        };
+        line("checkpoints", &format!("each {every} awake; {last}"))?;
+        if let Some(error) = &checkpoint.error {
+            line("", error)?;
+        }
     }
     if let Some(cause) = &sandbox.woke_because {
         line("woken by", cause)?;

@@ -87,6 +87,12 @@ pub(crate) enum Message {
     Started { reply: oneshot::Sender<Result<(), ApiError>> },
     /// An attempt to meet the agent of a running guest again has ended.
     Reattached(Result<(), String>),
+    /// The newest checkpoint that the store has of it from before.
+    CheckpointFound(
+        Result<Option<Box<crate::checkpoints::Latest>>, crate::checkpoints::StoreError>,
+    ),
+    /// A checkpoint was carried to the store, or could not be.
+    CheckpointKept(Result<Box<crate::checkpoints::Kept>, crate::checkpoints::StoreError>),
     /// The guest has said what it does, or nothing.
     Sample(Result<crate::guest::Sample, String>),
     /// What the guest does right before it is put to sleep, for an order that waits until this is known.

@@ -1,6 +1,7 @@
 //! The task that owns one sandbox.
 
 mod calls;
+mod checkpoints;
 mod guest;
 
 use std::collections::VecDeque;
@@ -18,18 +19,19 @@ use tokio::sync::{Semaphore, mpsc, watch};
 use vmm::{ExitCause, ExitWatch};
 use wire::Held;
 
+use self::checkpoints::Checkpoints;
 use self::guest::{detached, disk_changed, held_changed};
 use super::body::Body;
 use super::replies::{Waiter, Watcher, outcome};
-use super::work::{Done, Said, Signals, Worker, chain};
+use super::work::{CaptureTo, Done, Said, Signals, Worker, chain};
 use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::budget::Offer;
+use crate::checkpoints::Keeper;
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
 use crate::guest::GuestLink;
 use crate::manifest::{Manifest, State};
 use crate::record::Record;
-use crate::settings::Files;
 use crate::tap::Arrival;
 use crate::timeline::Timeline;
 
@@ -86,6 +88,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         _ => None,
     };
     let disk_low = ground.disk_low.clone();
+    let checkpoints = Checkpoints::of(&ground, &manifest, &body.files);
     let task = Task {
         id: manifest.id,
         ground,
@@ -109,6 +112,8 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         last_reasons: None,
         captures: 0,
         capture_to: Vec::new(),
+        checkpoints,
+        ended_keeper: None,
         sampling: false,
         held: Held::default(),
         offer: None,
@@ -151,7 +156,11 @@ struct Task {
     /// What kept it awake when it was last looked at, for the entry about its falling asleep.
     last_reasons: Option<Value>,
     captures: u64,
-    capture_to: Vec<(CaptureId, Files)>,
+    capture_to: Vec<(CaptureId, CaptureTo)>,
+    /// It is kept in the object store while it is awake.
+    checkpoints: Option<Checkpoints>,
+    /// Of checkpoints that were turned off.
+    ended_keeper: Option<Arc<Keeper>>,
     sampling: bool,
     sample_at: Instant,
     /// What the guest's programs held when it was last told.
@@ -178,6 +187,7 @@ enum Next {
     Disk,
     Held(Held),
     RoomNeeded,
+    Checkpoint,
 }
 
 impl Task {
@@ -186,6 +196,7 @@ impl Task {
         mut inbox: mpsc::UnboundedReceiver<Message>,
         mut done: mpsc::UnboundedReceiver<Done>,
     ) {
+        self.ask_newest();
         self.pump(Map::new()).await;
         while !matches!(self.core.phase(), Phase::Deleted) {
             match self.next(&mut inbox, &mut done).await {
@@ -200,6 +211,7 @@ impl Task {
                 Next::Detached => self.reattach(),
                 Next::Disk => self.halt_or_go_on().await,
                 Next::Held(held) => self.on_held(held),
+                Next::Checkpoint => self.take_checkpoint(),
                 Next::RoomNeeded => self.core.handle_demote(now()),
             }
             self.pump(Map::new()).await;
@@ -221,6 +233,7 @@ impl Task {
         let asleep = matches!(self.core.phase(), Phase::Asleep { .. });
         let awake = self.core.is_awake() && !self.sampling;
         let sample_in = self.sample_at.saturating_duration_since(Instant::now());
+        let checkpoint_in = self.checkpoint_in();
         let exit = self.exit.clone();
         let running = self.body.is_some() && matches!(self.core.phase(), Phase::Running { .. });
         let detached =
@@ -241,6 +254,7 @@ impl Task {
             held = held => Next::Held(held),
             () = asked(self.offer.as_ref()) => Next::RoomNeeded,
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
+            () = tokio::time::sleep(checkpoint_in.unwrap_or_default()), if checkpoint_in.is_some() => Next::Checkpoint,
             () = tokio::time::sleep(nap) => Next::Time,
         }
     }
@@ -286,6 +300,9 @@ impl Task {
     }
 
     async fn on_event(&mut self, what: &What, data: &mut Option<Map<String, Value>>) {
+        if self.on_checkpoint_event(what) {
+            return;
+        }
         if let Some((kind, text, mut facts)) = story::tell(what, self.need.as_deref()) {
             if has_phases(what)
                 && let Some(mut measured) = data.take()

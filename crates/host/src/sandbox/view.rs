@@ -67,6 +67,8 @@ pub(crate) fn known(
         sleep_notice_ms: manifest.policy.sleep_notice_ms,
         delete_after_idle_ms: manifest.policy.delete_after_idle_ms,
         expires_at: manifest.policy.expires_at.clone(),
+        // The task adds it, where there is any.
+        checkpoint: None,
     };
     Known {
         sandbox,

@@ -6,13 +6,14 @@
 //! Points at which a daemon can be killed are named by [`crate::fault::point`], so that tests can kill it there.
 
 mod capture;
+mod checkpoint;
 mod network;
 mod rouse;
 mod settle;
 
 pub(crate) use capture::{copy_parts, read_capture};
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use api::SandboxId;
@@ -22,9 +23,11 @@ use tokio::sync::{mpsc, watch};
 
 use super::Message;
 use super::body::Body;
+use crate::checkpoints::Taken;
 use crate::ground::Ground;
 use crate::phases::Phases;
 use crate::record::Record;
+use crate::settings::Files;
 
 /// How long the guest may take to stand still: its own limit for freezing and some time to write everything to its disk.
 pub(super) const QUIESCE_LIMIT: Duration = Duration::from_secs(20);
@@ -62,7 +65,16 @@ pub(crate) struct Worker {
     /// Number of the life that a wake or boot begins.
     pub(crate) next_life: u64,
     /// Where a capture puts its copies.
-    pub(crate) capture_to: Option<crate::settings::Files>,
+    pub(crate) capture_to: Option<CaptureTo>,
+}
+
+/// Where a capture puts its copies.
+#[derive(Clone, Debug)]
+pub(crate) enum CaptureTo {
+    /// Into new files, for a fork or a snapshot.
+    Files(Files),
+    /// Into the copy of the last checkpoint, which is brought up to date; what was taken is left in the cell.
+    Shadow(Files, Arc<Mutex<Option<Taken>>>),
 }
 
 /// What may be said to an order while it works.

@@ -141,13 +141,13 @@ fn punch_zeros(file: &File, part: &[u8], at: u64) -> io::Result<u64> {
 }
 
 /// The parts of a file that are not holes.
-struct Extents<'a> {
+pub(super) struct Extents<'a> {
     file: &'a File,
     at: u64,
 }
 
 impl<'a> Extents<'a> {
-    fn new(file: &'a File) -> Self {
+    pub(super) fn new(file: &'a File) -> Self {
         Self { file, at: 0 }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use super::{Task, now};
 use crate::guest::LinkState;
 use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
-use crate::sandbox::work::chain;
+use crate::sandbox::work::{CaptureTo, chain};
 use crate::sandbox::{CallGuard, Message, Ready, view};
 
 impl Task {
@@ -34,6 +34,7 @@ impl Task {
             }
             Message::Delete { reply } => {
                 let served = self.core.handle_delete(now);
+                self.end_checkpoints();
                 self.wait_for(Goal::Gone, Ok(served), reply);
             }
             Message::DeleteIdle { asleep_at_least_ms, reply } => {
@@ -42,6 +43,7 @@ impl Task {
                 if due {
                     let text = "is deleted: it has slept for as long as its settings let it";
                     self.timeline.add("expired", text, Map::new());
+                    self.end_checkpoints();
                     // The caller asks again and waits for its end.
                     let _ = self.core.handle_delete(now);
                 }
@@ -57,14 +59,14 @@ impl Task {
                 let capture = CaptureId(self.captures);
                 let served = self.core.handle_capture(now, capture);
                 if served.is_ok() {
-                    self.capture_to.push((capture, to));
+                    self.capture_to.push((capture, CaptureTo::Files(to)));
                 }
                 self.wait_for(Goal::Captured(capture), served, reply);
             }
             // Who asked may have gone away.
             Message::Link { reply } => drop(reply.send(self.link.clone())),
             Message::View { reply } => {
-                let known = self.record.with(|manifest| {
+                let mut known = self.record.with(|manifest| {
                     view::known(
                         &self.core,
                         manifest,
@@ -73,6 +75,10 @@ impl Task {
                         self.failure.as_deref(),
                     )
                 });
+                known.sandbox.checkpoint = self
+                    .checkpoints
+                    .as_ref()
+                    .map(|checkpoints| self.record.with(|manifest| checkpoints.status(manifest)));
                 drop(reply.send(known));
             }
             Message::Started { reply } => {
@@ -90,6 +96,8 @@ impl Task {
                 // Whoever waited may have given up.
                 let _ = heard.send(());
             }
+            Message::CheckpointFound(newest) => self.on_checkpoint_found(newest),
+            Message::CheckpointKept(kept) => self.on_checkpoint_kept(kept).await,
             Message::Reattached(Ok(())) => self.reattach_at = None,
             Message::Reattached(Err(error)) => {
                 tracing::warn!(sandbox = %self.id, error, "the guest agent was not met again");
@@ -198,6 +206,7 @@ impl Task {
         })?;
         let policy = self.record.with(|manifest| view::policy(&manifest.policy));
         self.core.handle_policy(now(), policy);
+        self.set_checkpoints();
         self.timeline.add("updated", "its settings were changed", Map::new());
         Ok(())
     }

@@ -3,7 +3,7 @@
 use lifecycle::{CaptureOf, FailureCode, Left, Report};
 
 use super::settle::lost;
-use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
+use super::{CaptureTo, Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
@@ -23,9 +23,15 @@ impl Worker {
                 error: "nowhere to copy to".to_owned(),
             });
         };
-        let copied = match of {
-            CaptureOf::Awake => self.capture_awake(&to).await,
-            CaptureOf::AsleepOnDisk => self.capture_asleep(&to).await,
+        let copied = match (of, to) {
+            (CaptureOf::Awake, CaptureTo::Files(to)) => self.capture_awake(&to).await,
+            (CaptureOf::AsleepOnDisk, CaptureTo::Files(to)) => self.capture_asleep(&to).await,
+            (CaptureOf::Awake, CaptureTo::Shadow(to, taken)) => {
+                self.checkpoint_awake(&to, &taken).await
+            }
+            (CaptureOf::AsleepOnDisk, CaptureTo::Shadow(to, taken)) => {
+                self.checkpoint_asleep(&to, &taken).await
+            }
         };
         copied.map(|()| Report::Captured)
     }

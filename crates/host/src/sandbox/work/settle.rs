@@ -1,6 +1,6 @@
 //! Putting to rest: to sleep in memory or on disk, from memory to disk, and away for good.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lifecycle::{FailureCode, Left, Report, Tier};
 use tokio::sync::oneshot;
@@ -16,6 +16,7 @@ use crate::guest::{LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 use crate::network::asleep::AtRest;
 use crate::sandbox::Message;
+use crate::settings::Files;
 
 impl Worker {
     /// From running to asleep. Until the sleep is published, everything can be undone and is, on an error or when asked.
@@ -306,6 +307,11 @@ impl Worker {
             return Err(fail(&error));
         }
         let dir = self.body.files.dir().to_owned();
+        if self.record.with(|manifest| manifest.moved_to.is_some()) {
+            let to = self.ground.settings.moved_dir().join(self.id.as_str());
+            set_aside(&dir, &to).map_err(|error| fail(&error))?;
+            return Ok(Report::Destroyed);
+        }
         let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
             result => result,
@@ -314,6 +320,20 @@ impl Worker {
         self.phases.mark("remove");
         Ok(Report::Destroyed)
     }
+}
+
+/// Moves the folder of a sandbox that is another host's now to where it is kept, in place of one kept there before.
+fn set_aside(dir: &Path, to: &Path) -> std::io::Result<()> {
+    if to.exists() {
+        std::fs::rename(to, to.with_extension(crate::clock::unix_ms().to_string()))?;
+    }
+    std::fs::create_dir_all(to.parent().unwrap_or(to))?;
+    // What was copied for the store is there.
+    match std::fs::remove_dir_all(crate::checkpoints::shadow_of(&Files::in_dir(dir)).dir()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    std::fs::rename(dir, to)
 }
 
 /// Writes files' contents to the disk. Blocking work on another thread.

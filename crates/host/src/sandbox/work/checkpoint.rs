@@ -1,0 +1,159 @@
+//! Taking a checkpoint: the copy of the last one is brought up to date with what the sandbox is now. What differed is told,
+//! and carried to the store afterwards, when the guest runs again.
+
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+use lifecycle::{FailureCode, Left};
+use vmm::files::{Compared, FileError};
+
+use super::settle::lost;
+use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
+use crate::checkpoints::Taken;
+use crate::clock::Moment;
+use crate::ground::FREE_BYTES_MIN;
+use crate::guest::{QuiesceOptions, WakeParams};
+use crate::manifest::{Saved, State};
+use crate::settings::Files;
+
+/// Threads that compare memory while the guest stands: more do not read faster than memory gives.
+const COMPARING_THREADS: usize = 4;
+
+impl Worker {
+    /// From a running guest. It notices a pause: first everything is compared while it runs, then only little is left.
+    pub(super) async fn checkpoint_awake(
+        &mut self,
+        shadow: &Files,
+        taken: &Mutex<Option<Taken>>,
+    ) -> Result<(), Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CaptureFailed, Left::Awake, error)
+        };
+        self.make_shadow(shadow, Left::Awake)?;
+        let early = self.compare_memory_and_disk(shadow).await.map_err(|error| fail(&error))?;
+        self.phases.mark("compare");
+        // Nothing is written to its disk for this: what is in its memory stays there.
+        let options = QuiesceOptions { sync: false, drop_caches: false };
+        let still = self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await;
+        let stands = Instant::now();
+        self.phases.mark("guest");
+        let compared = match still {
+            Ok(_) => self.compare_paused(shadow).await,
+            Err(error) => Err(fail(&error)),
+        };
+        let params = WakeParams { identity: None, fork: false };
+        if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a checkpoint");
+        }
+        let pause_ms = u64::try_from(stands.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.phases.mark("back");
+        let (saved, mut differed) = compared?;
+        for (all, early) in differed.iter_mut().zip(early) {
+            all.pieces.extend(early.pieces);
+            all.bytes += early.bytes;
+        }
+        self.leave(taken, saved, differed, pause_ms);
+        Ok(())
+    }
+
+    /// Of one that sleeps on disk. Its guest does not notice.
+    pub(super) async fn checkpoint_asleep(
+        &mut self,
+        shadow: &Files,
+        taken: &Mutex<Option<Taken>>,
+    ) -> Result<(), Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CaptureFailed, Left::Asleep, error)
+        };
+        let State::SleepingOnDisk(saved) = self.record.with(|manifest| manifest.state.clone())
+        else {
+            return Err(lost("there is no saved memory"));
+        };
+        self.make_shadow(shadow, Left::Asleep)?;
+        let [memory, disk] =
+            self.compare_memory_and_disk(shadow).await.map_err(|error| fail(&error))?;
+        let state = compare(self.body.files.state(), shadow.state(), 1).await;
+        let state = state.map_err(|error| fail(&error))?;
+        self.phases.mark("compare");
+        self.leave(taken, saved, [memory, disk, state], 0);
+        Ok(())
+    }
+
+    /// Pauses, saves the devices, compares and copies, and lets the machine go on.
+    async fn compare_paused(&mut self, shadow: &Files) -> Result<(Saved, [Compared; 3]), Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CaptureFailed, Left::Awake, error)
+        };
+        let files = self.body.files.clone();
+        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
+        machine.pause().await.map_err(|error| fail(&error))?;
+        self.phases.mark("pause");
+        let slept_at = Moment::now();
+        // The memory changes no more; the disk does until the state is saved, when QEMU lets go of it.
+        let fresh = shadow.dir().join("state.new");
+        let (saved, memory) = tokio::join!(
+            machine.save_state(&fresh),
+            compare(files.memory(), shadow.memory(), COMPARING_THREADS)
+        );
+        let disk = match &saved {
+            Ok(_) => compare(files.disk(), shadow.disk(), 1).await.map_err(|error| fail(&error)),
+            Err(error) => Err(fail(error)),
+        };
+        self.phases.mark("copy");
+        machine.cont().await.map_err(|error| lost(&chain(&error)))?;
+        self.phases.mark("cont");
+        let (saved, memory) =
+            (saved.map_err(|error| fail(&error))?, memory.map_err(|error| fail(&error))?);
+        let disk = disk?;
+        let machine = machine.fingerprint().clone();
+        let state = compare(fresh, shadow.state(), 1).await.map_err(|error| fail(&error))?;
+        let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
+        let saved = Saved { slept_at, timer_due: None, state: saved.mark, machine, guest_version };
+        Ok((saved, [memory, disk, state]))
+    }
+
+    /// The folder of the copy, and room for what the first one writes.
+    fn make_shadow(&self, shadow: &Files, left: Left) -> Result<(), Failed> {
+        let fail = |error: &(dyn std::error::Error + 'static)| {
+            failed(FailureCode::CaptureFailed, left, error)
+        };
+        if !shadow.memory().exists() {
+            let files = &self.body.files;
+            let bytes: u64 = [files.memory(), files.disk()]
+                .iter()
+                .map(|path| vmm::files::allocated_bytes(path).unwrap_or(0))
+                .sum();
+            self.check_room(FREE_BYTES_MIN + bytes, left)?;
+        }
+        std::fs::create_dir_all(shadow.dir()).map_err(|error| fail(&error))
+    }
+
+    async fn compare_memory_and_disk(&self, shadow: &Files) -> Result<[Compared; 2], FileError> {
+        let files = &self.body.files;
+        let memory = compare(files.memory(), shadow.memory(), COMPARING_THREADS).await?;
+        let disk = compare(files.disk(), shadow.disk(), 1).await?;
+        Ok([memory, disk])
+    }
+
+    fn leave(
+        &self,
+        taken: &Mutex<Option<Taken>>,
+        saved: Saved,
+        differed: [Compared; 3],
+        pause_ms: u64,
+    ) {
+        let of = self.record.get();
+        let asleep = matches!(of.state, State::SleepingOnDisk(_));
+        *taken.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Taken { of, saved, asleep, differed, pause_ms });
+    }
+}
+
+/// Blocking work on another thread.
+async fn compare(from: PathBuf, to: PathBuf, threads: usize) -> Result<Compared, FileError> {
+    let compared =
+        tokio::task::spawn_blocking(move || vmm::files::bring_up_to_date(&from, &to, threads));
+    // The task panics or is cancelled only when the daemon goes down.
+    compared.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()))
+}

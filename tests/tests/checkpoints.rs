@@ -1,0 +1,450 @@
+//! Checkpoints in an object store, and sandboxes that another host takes up from there (S18-S20, S24).
+
+use std::path::PathBuf;
+
+use e2e::lab::Lab;
+use e2e::{isolated, proc, test_name, until};
+use rustix::process::Signal;
+use serde_json::Value;
+
+/// Counts requests in memory; tells its number, and keeps what is told to keep.
+const COUNTER: &str = r"
+import http.server, os
+n = 0
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global n
+        n += 1
+        self.send_response(200); self.end_headers()
+        self.wfile.write(b'%d' % n)
+    def log_message(self, *a): pass
+http.server.HTTPServer(('0.0.0.0', 8000), H).serve_forever(poll_interval=None)
+";
+
+/// Keeps 300 MiB of noise, and makes as much of it new as it is told in MiB.
+const NOISE: &str = r"
+import http.server, os
+M = 1 << 20
+kept = bytearray(300 * M)
+def fill(mib):
+    for at in range(mib):
+        kept[at * M:(at + 1) * M] = os.urandom(M)
+fill(300)
+class H(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        fill(int(self.path.strip('/') or 0))
+        self.send_response(200); self.end_headers()
+        self.wfile.write(b'done')
+    def log_message(self, *a): pass
+http.server.HTTPServer(('0.0.0.0', 8000), H).serve_forever(poll_interval=None)
+";
+
+fn store_of(lab: &Lab) -> PathBuf {
+    let store = lab.scratch().join("store");
+    std::fs::create_dir_all(&store).expect("folder");
+    store
+}
+
+/// Has the daemon keep checkpoints in this folder.
+fn use_store(lab: &mut Lab, store: &std::path::Path) {
+    lab.daemon_env.push(("DORMOUSE_STORE".to_owned(), format!("file://{}", store.display())));
+}
+
+/// Another host: its own data folder, addresses and port, the same store.
+fn another_host(store: &std::path::Path) -> Lab {
+    let mut other = Lab::new("otherhost");
+    "127.0.0.1:8421".clone_into(&mut other.listen);
+    other.daemon_env.push(("DORMOUSE_SUBNET".to_owned(), "10.214.0.0".to_owned()));
+    use_store(&mut other, store);
+    other.start();
+    other
+}
+
+/// Everything of it is gone at once: the daemon and its machines.
+fn lose_host(lab: &mut Lab, daemon_died: bool) {
+    if daemon_died {
+        lab.reap_daemon();
+    } else {
+        lab.kill_daemon();
+    }
+    for pid in proc::qemus_below(&lab.data()) {
+        proc::kill(pid, Signal::KILL);
+        until("its machine is gone", || (!proc::alive(pid)).then_some(()));
+    }
+}
+
+fn restart_with(lab: &mut Lab, store: &std::path::Path) {
+    lab.stop_daemon();
+    use_store(lab, store);
+    lab.start();
+}
+
+fn ask(lab: &Lab, sandbox: &str) -> u32 {
+    ask_path(lab, sandbox, "").parse().expect("a number")
+}
+
+fn ask_path(lab: &Lab, sandbox: &str, path: &str) -> String {
+    let link = lab.ok(&["link", sandbox, "8000"]);
+    until("it answers", || {
+        let (host, server) = e2e::net::split_link(link.trim());
+        let answer = e2e::net::http(server, &host, &format!("/{path}")).ok()?;
+        (answer.status == 200).then_some(answer.body)
+    })
+}
+
+fn counter(lab: &Lab, sandbox: &str, more: &[&str]) {
+    let create = ["sandboxes", "create", "--name", sandbox, "--sleep-after-seconds", "never"];
+    lab.ok(&[&create, more].concat());
+    lab.write_file(sandbox, "/work/counter.py", COUNTER);
+    lab.ok(&["exec", sandbox, "--background", "--", "python3", "/work/counter.py"]);
+}
+
+fn last_at(lab: &Lab, sandbox: &str) -> Option<String> {
+    lab.view(sandbox)["checkpoint"]["last_at"].as_str().map(str::to_owned)
+}
+
+/// Waits for so many checkpoints from now on. The second one was begun after now.
+fn wait_checkpoints(lab: &Lab, sandbox: &str, count: u32) -> String {
+    let mut last = last_at(lab, sandbox);
+    for _ in 0..count {
+        last = Some(until("a checkpoint", || {
+            let newer = last_at(lab, sandbox);
+            (newer != last).then_some(newer?)
+        }));
+    }
+    last.expect("one at least")
+}
+
+fn refused(lab: &Lab, args: &[&str]) -> Value {
+    let output = lab.run(&[&["--json"], args].concat());
+    assert!(!output.status.success(), "{args:?} succeeded");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    serde_json::from_str(&said).unwrap_or_else(|error| panic!("{args:?}: {error}: {said}"))
+}
+
+#[test]
+fn s18_a_sandbox_whose_host_is_lost_goes_on_at_another_from_its_checkpoint() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        counter(lab, "web", &["--checkpoint", "1", "--env", "A=1", "--label", "team=x"]);
+        lab.sh("web", "echo written > /work/file");
+        assert_eq!([ask(lab, "web"), ask(lab, "web"), ask(lab, "web")], [1, 2, 3]);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        let seen = wait_checkpoints(lab, "web", 2);
+        assert_eq!(ask(lab, "web"), 4);
+        lose_host(lab, false);
+
+        let mut other = another_host(&store);
+        let listed = other.json(&["checkpoints", "list"]);
+        assert_eq!(
+            (&listed[0]["id"], &listed[0]["here"]),
+            (&Value::from(id.as_str()), &Value::from(false))
+        );
+        let taken_at = listed[0]["taken_at"].as_str().expect("a time").to_owned();
+        assert!(taken_at >= seen, "{taken_at} is older than {seen}");
+        other.ok(&["checkpoints", "restore", &id]);
+        let view = other.view("web");
+        assert_eq!(
+            (&view["id"], &view["status"]),
+            (&Value::from(id.as_str()), &Value::from("running"))
+        );
+        assert!(
+            view["address"].as_str().is_some_and(|address| address.starts_with("10.214.")),
+            "{view}"
+        );
+        assert_eq!(view["labels"]["team"], "x");
+        let counted = ask(&other, "web");
+        assert!(counted == 4 || counted == 5, "goes on from the checkpoint, not from {counted}");
+        assert_eq!(ask(&other, "web"), counted + 1);
+        assert_eq!(other.sh("web", "cat /work/file; echo $A; hostname"), "written\n1\nweb");
+        let moved = other.events("web", "moved");
+        assert_eq!(moved.len(), 1);
+        assert_eq!(moved[0]["data"]["with_processes"], true);
+        assert_eq!(moved[0]["data"]["taken_at"], taken_at.as_str(), "and says from when");
+
+        // There it is kept on, and what its first host left goes.
+        wait_checkpoints(&other, "web", 1);
+        assert_eq!(other.json(&["checkpoints", "list"])[0]["here"], true);
+        assert_eq!(refused(&other, &["checkpoints", "restore", &id])["code"], "exists");
+        until("what the first host kept is removed", || {
+            (!store.join(&id).join("00000001/latest").exists()).then_some(())
+        });
+
+        // Its first host comes back: it is not run there a second time, and its files are kept.
+        lab.start();
+        until("it is put aside", || {
+            lab.data().join("moved").join(&id).join("memory").exists().then_some(())
+        });
+        assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
+        assert_eq!(refused(lab, &["sandboxes", "get", "web"])["code"], "sandbox_moved");
+        assert_eq!(refused(lab, &["exec", "web", "--", "true"])["code"], "sandbox_moved");
+        assert_eq!(ask(&other, "web"), counted + 2);
+        lab.ok(&["sandboxes", "delete", "web"]);
+
+        // A deleted sandbox is not found in the store any more.
+        other.ok(&["sandboxes", "delete", "web"]);
+        until("its checkpoint is gone", || {
+            other.json(&["checkpoints", "list"]).as_array().is_some_and(Vec::is_empty).then_some(())
+        });
+        assert_eq!(refused(&other, &["checkpoints", "restore", &id])["code"], "not_found");
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s18_a_host_that_lives_gives_up_what_another_has_taken_over() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        counter(lab, "web", &["--checkpoint", "1"]);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        ask(lab, "web");
+        wait_checkpoints(lab, "web", 2);
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        until("its first host has given it up", || {
+            let listed = lab.json(&["sandboxes", "list"]);
+            listed.as_array().is_some_and(Vec::is_empty).then_some(())
+        });
+        assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
+        assert!(lab.data().join("moved").join(&id).join("disk.qcow2").exists());
+        assert!(ask(&other, "web") >= 2);
+        wait_checkpoints(&other, "web", 1);
+        other.ok(&["sandboxes", "delete", "web"]);
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s18_a_half_written_checkpoint_is_never_used() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        let mut other = another_host(&store);
+        for point in ["checkpoint_carried:2", "checkpoint_listed:2"] {
+            lab.stop_daemon();
+            lab.daemon_env.retain(|(name, _)| name != "DORMOUSE_FAULT");
+            lab.daemon_env.push(("DORMOUSE_FAULT".to_owned(), point.to_owned()));
+            lab.start();
+            counter(lab, "web", &[]);
+            assert_eq!(ask(lab, "web"), 1);
+            let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+            lab.ok(&["sandboxes", "update", "web", "--checkpoint", "3"]);
+            let first = wait_checkpoints(lab, "web", 1);
+            let daemon = lab.daemon_pid();
+            until("the daemon dies over its second checkpoint", || {
+                (!proc::alive(daemon)).then_some(())
+            });
+            lose_host(lab, true);
+            other.ok(&["checkpoints", "restore", &id]);
+            let moved = other.events("web", "moved");
+            assert_eq!(moved[0]["data"]["taken_at"], first.as_str(), "{point}: the complete one");
+            assert_eq!(ask(&other, "web"), 2, "{point}");
+            other.ok(&["sandboxes", "delete", "web"]);
+            lab.daemon_env.retain(|(name, _)| name != "DORMOUSE_FAULT");
+            lab.start();
+            until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
+            lab.ok(&["sandboxes", "delete", "web"]);
+        }
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s18_checkpoints_hold_nobody_awake_and_a_sleeper_is_kept_as_it_sleeps() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        lab.ok(&[
+            "sandboxes",
+            "create",
+            "--name",
+            "web",
+            "--sleep-after-seconds",
+            "6",
+            "--memory-tier-seconds",
+            "0",
+            "--checkpoint",
+            "1",
+        ]);
+        wait_checkpoints(lab, "web", 2);
+        lab.wait_status("web", "sleeping");
+        let view = until("the sleep is kept", || {
+            let view = lab.view("web");
+            (view["checkpoint"]["behind_seconds"] == 0).then_some(view)
+        });
+        assert_eq!(
+            (&view["status"], &view["sleep_tier"]),
+            (&Value::from("sleeping"), &Value::from("disk"))
+        );
+        assert_eq!(lab.events("web", "woke").len(), 0, "nobody woke it for that");
+        assert_eq!(lab.events("web", "copied").len(), 0, "and nobody is told of each");
+        let last = last_at(lab, "web");
+
+        // A daemon that begins anew knows what is kept.
+        lab.kill_daemon();
+        lab.start();
+        until("what is kept is known", || (last_at(lab, "web") == last).then_some(()));
+        assert_eq!(lab.view("web")["checkpoint"]["behind_seconds"], 0);
+
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        lab.sh("web", "echo awake > /dev/shm/word");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        until("the second sleep is kept", || {
+            let view = lab.view("web");
+            (view["checkpoint"]["behind_seconds"] == 0 && last_at(lab, "web") != last).then_some(())
+        });
+        lose_host(lab, false);
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        assert_eq!(other.view("web")["status"], "sleeping", "it slept and sleeps on");
+        assert_eq!(other.sh("web", "cat /dev/shm/word"), "awake");
+        lab.start();
+        until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
+        other.ok(&["sandboxes", "delete", "web"]);
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s19_a_store_that_fails_leaves_the_sandbox_running_and_is_told() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        e2e::net::output(
+            "mount",
+            &["-t", "tmpfs", "-o", "size=400m", "tmpfs", &store.to_string_lossy()],
+        );
+        restart_with(lab, &store);
+        counter(lab, "web", &["--checkpoint", "1"]);
+        let status = |lab: &Lab| lab.view("web")["checkpoint"].clone();
+        assert_eq!(status(lab)["every_seconds"], 1);
+        let first = wait_checkpoints(lab, "web", 1);
+        let told = status(lab);
+        assert!(told["stored_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{told}");
+        assert!(told["behind_seconds"].is_u64() && told["error"].is_null(), "{told}");
+
+        // Away.
+        let mark = store.join("dormouse-store.json");
+        let aside = store.join("aside");
+        std::fs::rename(&mark, &aside).expect("moved");
+        let error = until("the error is told", || status(lab)["error"].as_str().map(str::to_owned));
+        assert!(error.contains("not there"), "{error}");
+        assert_eq!(ask(lab, "web"), 1, "it runs on");
+        assert_eq!(lab.events("web", "checkpoint_failed").len(), 1);
+        std::fs::rename(&aside, &mark).expect("moved back");
+        until("all is well again", || status(lab)["error"].is_null().then_some(()));
+        assert!(last_at(lab, "web").is_some_and(|last| last > first));
+
+        // Full.
+        let ballast = store.join("ballast");
+        let filled = std::process::Command::new("dd")
+            .args(["if=/dev/zero", "bs=1M", &format!("of={}", ballast.display())])
+            .output()
+            .expect("dd starts");
+        assert!(!filled.status.success(), "the store has no end");
+        lab.sh("web", "head -c 8000000 /dev/urandom > /dev/shm/noise");
+        let error = until("the error is told", || status(lab)["error"].as_str().map(str::to_owned));
+        assert!(error.contains("full"), "{error}");
+        assert_eq!(ask(lab, "web"), 2, "it runs on");
+        std::fs::remove_file(&ballast).expect("removed");
+        until("all is well again", || status(lab)["error"].is_null().then_some(()));
+
+        // What could not be carried then was carried later: the newest one is whole.
+        let sum = lab.sh("web", "sha256sum < /dev/shm/noise");
+        wait_checkpoints(lab, "web", 1);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        lose_host(lab, false);
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        assert_eq!(other.sh("web", "sha256sum < /dev/shm/noise"), sum);
+        // Off: the store has nothing of it any more but whose it is.
+        other.ok(&["sandboxes", "update", "web", "--checkpoint", "off"]);
+        assert!(other.view("web")["checkpoint"].is_null());
+        until("nothing is left in the store", || {
+            (proc::disk_use(&store.join(&id)) < 65536).then_some(())
+        });
+        // And on again: all of it anew.
+        other.ok(&["sandboxes", "update", "web", "--checkpoint", "1"]);
+        wait_checkpoints(&other, "web", 1);
+        assert_eq!(other.view("web")["checkpoint"]["error"], Value::Null);
+        lab.start();
+        until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
+        other.ok(&["sandboxes", "delete", "web"]);
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s20_without_a_store_checkpoints_are_refused() {
+    isolated(test_name!(), |lab| {
+        let create = ["sandboxes", "create", "--name", "web", "--checkpoint", "on"];
+        assert_eq!(refused(lab, &create)["code"], "checkpoints_unavailable");
+        assert_eq!(lab.json(&["sandboxes", "list"]).as_array().map(Vec::len), Some(0));
+        lab.ok(&["sandboxes", "create", "--name", "plain"]);
+        assert!(lab.view("plain")["checkpoint"].is_null());
+        let update = ["sandboxes", "update", "plain", "--checkpoint", "on"];
+        assert_eq!(refused(lab, &update)["code"], "checkpoints_unavailable");
+        assert_eq!(refused(lab, &["checkpoints", "list"])["code"], "checkpoints_unavailable");
+        let wrong = refused(lab, &["sandboxes", "update", "plain", "--checkpoint", "601"]);
+        assert_eq!(wrong["field"], "checkpoint.every_seconds");
+
+        // A store that is not there now: later perhaps.
+        let away = lab.scratch().join("away");
+        restart_with(lab, &away);
+        let silent = refused(lab, &create);
+        assert_eq!(
+            (&silent["code"], &silent["retryable"]),
+            (&Value::from("no_capacity"), &Value::from(true))
+        );
+        std::fs::create_dir(&away).expect("made");
+        lab.stop_daemon();
+        lab.start();
+        lab.ok(&create);
+        assert_eq!(lab.view("web")["checkpoint"]["every_seconds"], 10);
+        lab.ok(&["sandboxes", "update", "plain", "--checkpoint", "20"]);
+        assert_eq!(lab.view("plain")["checkpoint"]["every_seconds"], 20);
+    });
+}
+
+#[test]
+fn s18_only_what_changed_is_carried() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        lab.write_file("web", "/work/noise.py", NOISE);
+        lab.ok(&["exec", "web", "--background", "--", "python3", "/work/noise.py"]);
+        ask_path(lab, "web", "0");
+        lab.ok(&["sandboxes", "update", "web", "--checkpoint", "600"]);
+        // Each change of the setting to one second has one taken; then none are for ten minutes. One that had begun once more
+        // in between ends with the daemon.
+        for mib in [0, 5, 256] {
+            lab.kill_daemon();
+            lab.start();
+            ask_path(lab, "web", &mib.to_string());
+            assert_eq!(lab.view("web")["checkpoint"]["changed_bytes"], Value::Null);
+            let last = last_at(lab, "web");
+            lab.ok(&["sandboxes", "update", "web", "--checkpoint", "1"]);
+            let view = until("a checkpoint", || {
+                let view = lab.view("web");
+                let at = view["checkpoint"]["last_at"].as_str().map(str::to_owned);
+                (at.is_some() && at != last).then_some(view["checkpoint"].clone())
+            });
+            lab.ok(&["sandboxes", "update", "web", "--checkpoint", "600"]);
+            let number = |field: &str| view[field].as_u64().unwrap_or_default();
+            let (changed, carried) = (number("changed_bytes"), number("carried_bytes"));
+            println!(
+                "checkpoint of 512 MiB, {mib} MiB made new: {} MiB differed, {} MiB carried, {} ms pause, {} MiB stored",
+                changed >> 20,
+                carried >> 20,
+                number("pause_ms"),
+                number("stored_bytes") >> 20
+            );
+            assert!(changed >= mib << 20, "{view}");
+            // Small changes here and there carry their neighbours along, in pieces of 64 KiB: some MiB for a guest's own doings.
+            let (at_most, own) = (changed + changed / 5, 16 << 20);
+            assert!(carried <= at_most + own, "{view}");
+        }
+    });
+}
