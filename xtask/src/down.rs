@@ -176,8 +176,9 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 13] = [
+const IN_DATA: [&str; 17] = [
     "dormouse.db",
+    "dormouse.db-journal",
     "dormouse.db-shm",
     "dormouse.db-wal",
     "dormouse.sock",
@@ -187,8 +188,11 @@ const IN_DATA: [&str; 13] = [
     "daemon.process",
     "forwarding.before",
     "qemu.json",
+    "ipv6-prefix",
     "images",
+    "quarantine",
     "sandboxes",
+    "snapshots",
     "templates",
 ];
 
