@@ -60,6 +60,16 @@ impl Machine {
     /// gives its state once: a second save is refused until the machine has gone on.
     pub async fn save_state(&mut self, path: &Path) -> Result<Saved, SaveError> {
         let since = Instant::now();
+        let (mark, bytes) = self.give_state().await?;
+        let state = since.elapsed();
+        let target = path.to_owned();
+        let written = tokio::task::spawn_blocking(move || write(&target, &bytes)).await;
+        written.map_err(|_| SaveError::Interrupted)??;
+        Ok(Saved { mark, state, sync: since.elapsed().saturating_sub(state) })
+    }
+
+    /// As [`save_state`](Self::save_state), into memory: for a caller who must not wait for a disk meanwhile.
+    pub async fn give_state(&mut self) -> Result<(StateMark, Vec<u8>), SaveError> {
         self.agree_on_migration().await?;
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
             .map_err(|errno| SaveError::Read(errno.into()))?;
@@ -99,12 +109,7 @@ impl Machine {
             return Err(SaveError::Failed);
         }
         Stream::parse(&bytes)?;
-        let mark = StateMark::of(&bytes);
-        let state = since.elapsed();
-        let target = path.to_owned();
-        let written = tokio::task::spawn_blocking(move || write(&target, &bytes)).await;
-        written.map_err(|_| SaveError::Interrupted)??;
-        Ok(Saved { mark, state, sync: since.elapsed().saturating_sub(state) })
+        Ok((StateMark::of(&bytes), bytes))
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::Instant;
 use lifecycle::{FailureCode, Left};
 use vmm::files::{Compared, FileError};
 
-use super::settle::lost;
+use super::settle::{lost, sync};
 use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::checkpoints::Taken;
 use crate::clock::Moment;
@@ -33,6 +33,10 @@ impl Worker {
         self.make_shadow(shadow, Left::Awake)?;
         let early = self.compare_memory_and_disk(shadow).await.map_err(|error| fail(&error))?;
         self.phases.mark("compare");
+        // QEMU flushes its disk while the guest stands: what lies before it in the file system's queue goes out now.
+        let queued = vec![shadow.memory(), shadow.disk(), self.body.files.disk()];
+        sync(queued).await.map_err(|error| fail(&error))?;
+        self.phases.mark("sync");
         // Nothing is written to its disk for this: what is in its memory stays there.
         let options = QuiesceOptions { sync: false, drop_caches: false };
         let still = self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await;
@@ -91,9 +95,9 @@ impl Worker {
         self.phases.mark("pause");
         let slept_at = Moment::now();
         // The memory changes no more; the disk does until the state is saved, when QEMU lets go of it.
-        let fresh = shadow.dir().join("state.new");
+        // Nothing here waits for the disk: what is copied is written back in its own time.
         let (saved, memory) = tokio::join!(
-            machine.save_state(&fresh),
+            machine.give_state(),
             compare(files.memory(), shadow.memory(), COMPARING_THREADS)
         );
         let disk = match &saved {
@@ -105,12 +109,14 @@ impl Worker {
         self.phases.mark("cont");
         let (saved, memory) =
             (saved.map_err(|error| fail(&error))?, memory.map_err(|error| fail(&error))?);
+        let (mark, state) = saved;
         let disk = disk?;
         let machine = machine.fingerprint().clone();
-        let state = compare(fresh, shadow.state(), 1).await.map_err(|error| fail(&error))?;
+        tokio::fs::write(shadow.state(), state).await.map_err(|error| fail(&error))?;
         let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
-        let saved = Saved { slept_at, timer_due: None, state: saved.mark, machine, guest_version };
-        Ok((saved, [memory, disk, state]))
+        let saved = Saved { slept_at, timer_due: None, state: mark, machine, guest_version };
+        // The device state is looked at as a whole when it is carried.
+        Ok((saved, [memory, disk, Compared::default()]))
     }
 
     /// The folder of the copy, and room for what the first one writes.

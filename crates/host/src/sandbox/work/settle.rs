@@ -337,7 +337,7 @@ fn set_aside(dir: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 /// Writes files' contents to the disk. Blocking work on another thread.
-async fn sync(paths: Vec<PathBuf>) -> std::io::Result<()> {
+pub(super) async fn sync(paths: Vec<PathBuf>) -> std::io::Result<()> {
     let synced = tokio::task::spawn_blocking(move || {
         for path in &paths {
             std::fs::File::open(path)?.sync_data()?;
