@@ -176,7 +176,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 17] = [
+const IN_DATA: [&str; 19] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",
@@ -188,7 +188,9 @@ const IN_DATA: [&str; 17] = [
     "daemon.process",
     "forwarding.before",
     "qemu.json",
+    "host.id",
     "ipv6-prefix",
+    "moved",
     "images",
     "quarantine",
     "sandboxes",

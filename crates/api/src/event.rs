@@ -14,7 +14,8 @@ pub struct Event {
     /// The sandbox it happened to.
     pub sandbox_id: crate::SandboxId,
     /// `sandbox.created`, `.forked`, `.running`, `.sleeping`, `.slept`, `.woke`, `.demoted`, `.stopped` (the guest ended
-    /// by itself), `.restarted`, `.updated`, `.failed`, `.deleted`, `.adopted` (the daemon was restarted).
+    /// by itself), `.restarted`, `.updated`, `.failed`, `.deleted`, `.adopted` (the daemon was restarted),
+    /// `.moved` (taken over from its checkpoint), `.moved_away`, `.checkpoint_failed`, `.checkpoints_resumed`.
     #[serde(rename = "type")]
     #[schema(example = "sandbox.woke")]
     pub kind: String,
