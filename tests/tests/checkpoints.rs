@@ -372,6 +372,8 @@ fn s19_a_store_that_fails_leaves_the_sandbox_running_and_is_told() {
         until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
         other.ok(&["sandboxes", "delete", "web"]);
         other.tear_down();
+        // Else its folder cannot be removed.
+        e2e::net::output("umount", &["-l", &store.to_string_lossy()]);
     });
 }
 
