@@ -14,6 +14,7 @@ use std::collections::HashMap;
 
 use api::SandboxId;
 use api::host::{Change, Known};
+use api::usage::Usage;
 
 use crate::App;
 use crate::catalogue::{Entry, State, now_ms};
@@ -70,13 +71,19 @@ pub(crate) async fn delete(app: &App, entry: &Entry) -> Result<(), Failure> {
         tracing::warn!(sandbox = %entry.id, ?error, "deletion not noted in the catalogue");
     }
     // One that its host does not have any more was kept when it was deleted there, or never was.
-    if let Ok(usage) = app.host().usage(&entry.id).await
+    let usage = app.host().usage(&entry.id).await;
+    keep_usage(app, entry, usage.ok()).await;
+    app.host().delete(&entry.id).await?;
+    app.catalogue().remove(&entry.id).await
+}
+
+/// Keeps what a sandbox used that is being deleted.
+pub(crate) async fn keep_usage(app: &App, entry: &Entry, usage: Option<Usage>) {
+    if let Some(usage) = usage
         && let Err(error) = app.catalogue().keep_usage(&entry.id, &entry.name, &usage).await
     {
         tracing::error!(sandbox = %entry.id, error = chain(&error), ?usage, "what it had used is not kept");
     }
-    app.host().delete(&entry.id).await?;
-    app.catalogue().remove(&entry.id).await
 }
 
 /// Enters a sandbox that its host has taken over. One that was here before has its row still.

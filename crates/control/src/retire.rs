@@ -62,9 +62,12 @@ async fn delete(app: &App, known: &Known, due: Due) -> Result<(), Failure> {
             reconcile::delete(app, &entry).await
         }
         Due::Idle { limit_ms } => {
+            // Read before and kept after: one that wakes in between is not deleted, and goes on counting for itself.
+            let usage = app.host().usage(id).await;
             if !app.host().delete_idle(id, limit_ms).await? {
                 return Ok(());
             }
+            reconcile::keep_usage(app, &entry, usage.ok()).await;
             tracing::info!(sandbox = %id, name = entry.name, limit_ms, "deleted: it has slept for so long");
             app.catalogue().remove(id).await
         }

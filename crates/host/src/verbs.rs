@@ -117,9 +117,7 @@ impl Host for Daemon {
         let handle = self.begin(body, record, "created", "was made")?;
         let started = handle.started().await;
         if let Err(error) = started {
-            // Who asked is told that there is none, so there must be none.
-            handle.delete().await?;
-            return Err(error);
+            return Err(unmade(&handle, error).await);
         }
         handle.view().await.map(|known| known.sandbox)
     }
@@ -171,8 +169,7 @@ impl Host for Daemon {
         }
         let handle = self.begin(body, record, "forked", &format!("is a fork of {}", of.name))?;
         if let Err(error) = handle.started().await {
-            handle.delete().await?;
-            return Err(error);
+            return Err(unmade(&handle, error).await);
         }
         self.terminals.copy(&of.id, &handle, &self.events);
         handle.view().await.map(|known| known.sandbox)
@@ -613,13 +610,19 @@ impl Daemon {
         };
         if let Err(error) = copied.await {
             discard(&files);
+            if self.snapshots.get(name).is_err() {
+                let text = format!("the snapshot `{name}` was deleted while it was being copied");
+                return Err(ApiError::invalid("snapshot", text));
+            }
+            if crate::sandbox::work::is_full(&error) {
+                return Err(ApiError::new(Code::NoSpace, "the host's disk has no room for a copy"));
+            }
             return Err(internal("the snapshot could not be copied", &error));
         }
         let text = format!("was made from the snapshot {name} of {}", note.of.name);
         let handle = self.begin(body, record, "created", &text)?;
         if let Err(error) = handle.started().await {
-            handle.delete().await?;
-            return Err(error);
+            return Err(unmade(&handle, error).await);
         }
         handle.view().await.map(|known| known.sandbox)
     }
@@ -764,6 +767,23 @@ async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
     let mut bytes = Vec::new();
     file.take(max_bytes).read_to_end(&mut bytes).await?;
     Ok(bytes.into())
+}
+
+/// Removes a sandbox whose first start did not succeed: who asked is told that there is none, so there must be none.
+async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
+    let seen = handle.view().await.ok().map(|known| known.sandbox);
+    if let Err(error) = handle.delete().await {
+        return error;
+    }
+    let Some(failure) = seen.as_ref().and_then(|sandbox| sandbox.failure.clone()) else {
+        return error;
+    };
+    let text = format!("the sandbox could not be made: {failure}");
+    match seen.and_then(|sandbox| sandbox.failure_code).as_deref() {
+        Some("no_capacity") => ApiError::new(Code::NoCapacity, text),
+        Some("disk_full") => ApiError::new(Code::NoSpace, text),
+        _ => ApiError::new(Code::Internal, text),
+    }
 }
 
 /// Removes the folder of a sandbox that never was.

@@ -74,8 +74,16 @@ async fn run_in(
     let request =
         ExecRequest { background: true, open_stdin: with_stdin, ..request(options, argv)? };
     // Before the command starts: a Ctrl-C in between must reach it.
-    let signals = Signals::new()?;
-    let exec: Exec = client.json("POST", &format!("{}/execs", path(name)), Some(&request)).await?;
+    let mut signals = Signals::new()?;
+    let place = format!("{}/execs", path(name));
+    let exec: Exec = tokio::select! {
+        exec = client.json("POST", &place, Some(&request)) => exec?,
+        // A sandbox that does not answer must not hold whoever asks.
+        (_, signal) = signals.next() => {
+            eprintln!("note: the command may still be started: `dormouse execs list {name}` tells");
+            return Ok(128 + signal);
+        }
+    };
     let place = format!("{}/execs/{}", path(name), exec.exec_id);
     let sinks = [if json { Sink::Keep } else { Sink::Pass }; 2];
     let outcome = Attached::new(client, place, exec.exec_id.clone(), sinks, [0, 0])

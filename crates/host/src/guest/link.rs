@@ -209,6 +209,13 @@ impl GuestLink {
         }
     }
 
+    /// Notes what commands there are, for when the guest stands still. To be asked right before that, while it can be asked.
+    /// Without an answer nobody knows then, and whoever wants to must wake it.
+    pub async fn note_execs(&self) {
+        let execs = tokio::time::timeout(EXEC_LIST_LIMIT, self.exec_list()).await;
+        self.inner.core().execs = execs.ok().and_then(Result::ok);
+    }
+
     /// Makes the guest stand still, with nothing under way in either direction. Afterwards the machine may be stopped.
     ///
     /// May be given up at any time, by dropping it or by its limit: then [`wake`](Self::wake) is next.
@@ -220,8 +227,6 @@ impl GuestLink {
         options: QuiesceOptions,
         limit: Duration,
     ) -> Result<Quiesced, LinkError> {
-        // While it can still be asked. Without an answer nobody knows then, and whoever wants to must wake it.
-        let execs = tokio::time::timeout(EXEC_LIST_LIMIT, self.exec_list()).await;
         let (answer, answered) = oneshot::channel();
         {
             let mut core = self.inner.core();
@@ -229,7 +234,6 @@ impl GuestLink {
             if state != LinkState::Running {
                 return Err(LinkError::State { call: "quiesce", state });
             }
-            core.execs = execs.ok().and_then(Result::ok);
             core.attempt += 1;
             let quiesce = Quiesce {
                 attempt: core.attempt,

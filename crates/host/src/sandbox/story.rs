@@ -75,7 +75,7 @@ pub(super) fn tell(
             data.insert("code".to_owned(), json!(code.as_str()));
             ("failed", format!("failed: {}", code.as_str()))
         }
-        What::CaptureEnded { result: Ok(()), .. } => ("copied", "was copied for a fork".to_owned()),
+        What::CaptureEnded { result: Ok(()), .. } => ("copied", "was copied".to_owned()),
         What::CaptureEnded { result: Err(refusal), .. } => {
             ("copy_failed", format!("could not be copied: {refusal}"))
         }

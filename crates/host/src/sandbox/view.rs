@@ -46,7 +46,7 @@ pub(crate) fn known(
         will_sleep_at: core.will_sleep_at(now).map(time),
         since: rfc3339(manifest.since.unix_ms),
         woke_because: manifest.woke_because.clone(),
-        failure: failure.map(str::to_owned),
+        failure: core.failure_code().and(failure).map(str::to_owned),
         failure_code: core.failure_code().map(|code| code.as_str().to_owned()),
         image: manifest.image.clone(),
         cpus: manifest.cpus,

@@ -204,7 +204,7 @@ pub(super) fn failed(
 }
 
 /// Whether a full disk is somewhere among the causes.
-fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
+pub(crate) fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {
         let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);

@@ -13,7 +13,8 @@ use super::{Tap, TapError, sys};
 /// packets for which [`crate::packet::Verdict::is_activity`] holds.
 #[derive(Debug)]
 pub struct ActivityWatch {
-    socket: OwnedFd,
+    /// Only not there while it is dropped.
+    socket: Option<OwnedFd>,
     name: String,
 }
 
@@ -28,15 +29,16 @@ impl ActivityWatch {
         // The kernel makes the least it allows of it (2304 bytes), and always takes a packet into an empty buffer.
         rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 0)
             .map_err(|errno| fail(errno.into()))?;
-        Ok(Self { socket, name: tap.name().to_owned() })
+        Ok(Self { socket: Some(socket), name: tap.name().to_owned() })
     }
 
     /// Whether there was any since the last call.
     pub fn drain(&self) -> Result<bool, TapError> {
         let mut seen = false;
+        let Some(socket) = &self.socket else { return Ok(false) };
         for _ in 0..DRAIN_MAX {
             let mut byte = [0];
-            match recv(&self.socket, &mut byte[..], RecvFlags::DONTWAIT) {
+            match recv(socket, &mut byte[..], RecvFlags::DONTWAIT) {
                 Ok(_) => seen = true,
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(rustix::io::Errno::INTR) => {}
@@ -44,6 +46,14 @@ impl ActivityWatch {
             }
         }
         Ok(seen)
+    }
+}
+
+impl Drop for ActivityWatch {
+    fn drop(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            sys::close_later(socket);
+        }
     }
 }
 

@@ -46,7 +46,7 @@ pub async fn flows(
     }
     let fail = |source| TapError::new("listen on", tap.name(), source);
     let socket = sys::packet_socket(tap.index(), Some(&filter())).map_err(fail)?;
-    let socket = crate::pollable::readable(socket).map_err(fail)?;
+    let socket = Hearing(Some(crate::pollable::readable(socket).map_err(fail)?));
     for limit in [ASK_AGAIN, ANSWER_LIMIT] {
         for &(local, peer) in &open {
             // Out of the window is one of the two at least.
@@ -79,7 +79,19 @@ pub async fn flows(
 /// Bytes of a frame that are looked at: all heads of a segment without payload.
 const SNAP_BYTES: u32 = 160;
 
-async fn hear(socket: &AsyncFd<OwnedFd>) -> std::io::Result<Vec<u8>> {
+/// A packet socket that is closed elsewhere, where nobody waits for it.
+struct Hearing(Option<AsyncFd<OwnedFd>>);
+
+impl Drop for Hearing {
+    fn drop(&mut self) {
+        if let Some(socket) = self.0.take() {
+            sys::close_later(socket.into_inner());
+        }
+    }
+}
+
+async fn hear(socket: &Hearing) -> std::io::Result<Vec<u8>> {
+    let Some(socket) = &socket.0 else { return std::future::pending().await };
     socket
         .async_io(Interest::READABLE, |socket| {
             let mut space = vec![0; SNAP_BYTES as usize];

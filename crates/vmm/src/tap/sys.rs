@@ -41,6 +41,15 @@ pub(super) fn header_bytes(tun: impl AsFd) -> io::Result<usize> {
     usize::try_from(bytes).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Closes a packet socket on another thread: the kernel waits until no processor can deliver to it any more, some 5 to 20 ms,
+/// and a guest may be standing still meanwhile.
+pub(super) fn close_later(socket: OwnedFd) {
+    if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+        // Nobody waits for it.
+        drop(runtime.spawn_blocking(move || drop(socket)));
+    }
+}
+
 /// A packet socket on an interface. `filter`: what it receives, of all that crosses the interface in either direction; None: nothing, it only sends.
 pub(super) fn packet_socket(
     index: u32,

@@ -196,7 +196,10 @@ impl Worker {
             failed(FailureCode::BootFailed, Left::Lost, error)
         };
         self.end_in_order().await;
+        // It keeps its room: others wait for some.
+        let seat = self.body.seat.take();
         self.body.end_machine("the sandbox is booted anew").await.map_err(|error| fail(&error))?;
+        self.body.seat = seat;
         self.phases.mark("end");
         self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
         let manifest = self.record.get();

@@ -34,8 +34,10 @@ impl Worker {
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
-        let timer_due = self.last_sample().await;
-        let mut look = self.look_at_network().await;
+        // Together: so the guest has one turn for all answers.
+        let (timer_due, mut look, ()) =
+            tokio::join!(self.last_sample(), self.look_at_network(), self.body.link.note_execs());
+        self.phases.mark("look");
         // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
         let options = QuiesceOptions { sync: room.is_ok(), drop_caches: false };
         if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
