@@ -253,6 +253,10 @@ fn s21_one_that_sleeps_for_long_enough_is_deleted_and_so_is_one_whose_time_is_ov
         until("both are gone", || (names(lab) == ["kept", "awake"]).then_some(()));
         assert_eq!(lab.view("kept")["status"], "sleeping");
         assert_eq!(lab.view("awake")["status"], "running");
+        // What it used is not forgotten with it.
+        let deleted = lab.json(&["usage"])["deleted"].clone();
+        assert!(deleted["awake_seconds"].as_f64() > Some(2.0), "{deleted}");
+        assert!(deleted["asleep_memory_seconds"].as_f64() > Some(2.0), "{deleted}");
         // What is deleted leaves nothing behind, and its name is free.
         create("brief", &[]);
         // The project's setting is for those that say nothing; it outlasts the daemon.
