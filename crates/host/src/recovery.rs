@@ -47,6 +47,12 @@ use crate::slots::Slot;
 use crate::tap::Port;
 use crate::timeline::Timeline;
 
+/// How long a tap is waited for that an ended process still holds. Some hundredths of a second were seen.
+const TAP_WAIT: Duration = Duration::from_secs(5);
+
+/// Time between two tries.
+const TAP_LOOK: Duration = Duration::from_millis(20);
+
 /// How long the kernel may take to end a killed process.
 const END_LIMIT: Duration = Duration::from_secs(30);
 /// How often is looked whether it has.
@@ -234,7 +240,7 @@ impl Finder<'_> {
             }
             State::SleepingOnDisk(saved) => {
                 self.end(process).await?;
-                self.listen();
+                self.listen().await;
                 self.rest(manifest.network_at_rest);
                 Ok(Some(Recovered::Asleep {
                     tier: Tier::Disk,
@@ -303,7 +309,7 @@ impl Finder<'_> {
 
     /// Its machine is gone and with it its memory.
     async fn lost(&mut self) -> Result<Recovered, String> {
-        self.listen();
+        self.listen().await;
         let code = "machine_lost";
         self.note(|manifest| {
             manifest.state = State::Off { code: code.to_owned() };
@@ -396,7 +402,7 @@ impl Finder<'_> {
         if let Some(process) = process {
             self.kill(&process).await;
         }
-        self.listen();
+        self.listen().await;
     }
 
     /// It sleeps on, and this is what it sleeps with.
@@ -406,10 +412,19 @@ impl Finder<'_> {
         }
     }
 
-    /// Opens the tap of one whose machine does not hold it.
-    fn listen(&mut self) {
-        if let Err(error) = self.body.ensure_port(self.ground) {
-            tracing::error!(sandbox = %self.id, %error, "no tap; it cannot be woken by packets");
+    /// Opens the tap of one whose machine does not hold it. A process that has ended a moment ago may hold it a little longer:
+    /// the kernel takes it apart after it has told its end.
+    async fn listen(&mut self) {
+        let begun = Instant::now();
+        loop {
+            match self.body.ensure_port(self.ground).map(drop) {
+                Ok(()) => return,
+                Err(error) if begun.elapsed() >= TAP_WAIT => {
+                    tracing::error!(sandbox = %self.id, error = chain(&error), "no tap; it cannot be woken by packets");
+                    return;
+                }
+                Err(_) => tokio::time::sleep(TAP_LOOK).await,
+            }
         }
     }
 }
