@@ -9,6 +9,7 @@
 
 pub mod bench;
 pub mod far;
+pub mod filler;
 pub mod lab;
 pub mod net;
 pub mod proc;

@@ -1,5 +1,6 @@
 //! Disks that are full, states that are damaged, machines that die.
 
+use e2e::filler::Filler;
 use e2e::witness::{Witness, nothing_leaks};
 use e2e::{isolated, proc, test_name, until};
 
@@ -116,31 +117,6 @@ fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
         lab.ok(&["sandboxes", "delete", "web"]);
         nothing_leaks(lab);
     });
-}
-
-/// Takes all the room that is left on the data folder's file system, and gives it back when dropped.
-struct Filler(std::path::PathBuf);
-
-impl Filler {
-    fn fill(lab: &e2e::Lab) -> Self {
-        let path = lab.data().join("filler");
-        let mut file = std::fs::File::create(&path).expect("a filler");
-        let block = vec![1_u8; 64 * 1024];
-        let mut size = block.len();
-        while size > 0 {
-            match std::io::Write::write(&mut file, &block[..size]) {
-                Ok(_) => {}
-                Err(_) => size /= 2,
-            }
-        }
-        Self(path)
-    }
-}
-
-impl Drop for Filler {
-    fn drop(&mut self) {
-        std::fs::remove_file(&self.0).expect("the filler goes");
-    }
 }
 
 #[test]

@@ -117,7 +117,14 @@ pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 
 /// Keeps the sandbox awake while it lives (a call that waits on it). Dropped: the call has ended.
-pub trait Hold: Send + Sync {}
+#[async_trait]
+pub trait Hold: Send + Sync {
+    /// Ends when the sandbox, though awake, has been made to stand still by its host for as long as a caller is let wait:
+    /// with what he is to be told. Where that does not happen it never ends.
+    async fn stands_still(&self) -> ApiError {
+        std::future::pending().await
+    }
+}
 
 /// Why a sandbox is put to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -229,11 +229,40 @@ pub enum SleepTier {
     Off,
 }
 
+/// What a host lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Lack {
+    /// Room on its disk: a sandbox that runs stands still meanwhile.
+    Disk,
+    /// Room in its memory budget: one that is to wake or to boot waits for its turn.
+    Memory,
+}
+
+/// What a sandbox waits for. It goes on by itself when there is some.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(example = json!({"what": "memory", "since": "2026-11-30T10:15:30.123Z", "position": 2,
+    "text": "waits for room in the host's memory budget, as number 2"}))]
+pub struct WaitsFor {
+    /// What is lacking: `disk` or `memory`.
+    pub what: Lack,
+    /// Since when it waits, RFC 3339.
+    pub since: String,
+    /// Its place among all that wait for memory; 1 is next.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1)]
+    pub position: Option<u64>,
+    /// For people.
+    pub text: String,
+}
+
 /// One reason why a sandbox is awake.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct AwakeReason {
-    /// For programs: `call`, `cpu`, `network`, `outbound_tcp`, `timer`, `held`, `awake_port`, `never_sleeps`, `quiet`, …
-    #[schema(example = "quiet")]
+    /// For programs: `never_sleeps`, `just_woke`, `calls`, `call_ended`, `cpu`, `packets`, `outbound_tcp`, `timer`, `held`,
+    /// `noticed`, `no_sample`, `sleep_failed`, `capturing`, `host_disk_full` (it stands still, see `waits_for`),
+    /// `falling_asleep`. The list grows.
+    #[schema(example = "cpu")]
     pub reason: String,
     /// For people.
     pub text: String,
@@ -256,6 +285,9 @@ pub struct Sandbox {
     pub sleep_tier: Option<SleepTier>,
     /// Why it is awake, when it is.
     pub awake_because: Vec<AwakeReason>,
+    /// What it waits for that its host lacks; absent when it waits for nothing.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub waits_for: Option<WaitsFor>,
     /// When it will sleep if nothing changes, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub will_sleep_at: Option<String>,

@@ -12,7 +12,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use api::SandboxId;
 use tokio::sync::{Notify, oneshot};
+
+use crate::clock;
 
 /// What QEMU takes beside its guest's memory, MiB: its own (some 35), the buffer for translated code (32), and as much again
 /// for stacks and queues. Measured as 30 to 75 on QEMU 7.2 with TCG.
@@ -63,6 +66,9 @@ struct Inner {
 #[derive(Debug)]
 struct Waiting {
     number: u64,
+    who: Option<SandboxId>,
+    /// Since when, milliseconds since the host was booted.
+    since_ms: u64,
     mib: u64,
     granted: oneshot::Sender<()>,
 }
@@ -95,8 +101,14 @@ impl Budget {
         Self(Arc::new(Mutex::new(Inner { total_mib, ..Inner::default() })))
     }
 
-    /// Room for a guest of this size, MiB, as soon as there is some. Served in order of arrival.
-    pub(crate) async fn seat(&self, memory_mib: u32, limit: Duration) -> Result<Seat, NoRoom> {
+    /// Room for a guest of this size, MiB, as soon as there is some. Served in order of arrival. `who`: for whom, where it is
+    /// for a sandbox.
+    pub(crate) async fn seat(
+        &self,
+        who: Option<&SandboxId>,
+        memory_mib: u32,
+        limit: Duration,
+    ) -> Result<Seat, NoRoom> {
         let mib = u64::from(memory_mib) + QEMU_MIB;
         let (granted, mut grant) = oneshot::channel();
         let (number, budget) = {
@@ -108,7 +120,8 @@ impl Budget {
             }
             inner.numbers += 1;
             let number = inner.numbers;
-            inner.waiting.push_back(Waiting { number, mib, granted });
+            let since_ms = clock::since_boot_ms();
+            inner.waiting.push_back(Waiting { number, who: who.cloned(), since_ms, mib, granted });
             inner.serve();
             (number, inner.total_mib.unwrap_or(u64::MAX))
         };
@@ -138,6 +151,15 @@ impl Budget {
         inner.offers.insert(key, Offered { mib, asked: false, ask: Arc::clone(&ask) });
         inner.serve();
         Offer { budget: self.clone(), key, ask }
+    }
+
+    /// In which place a sandbox waits (1 is next), and since when, in milliseconds since the host was booted. `None`: it does
+    /// not wait.
+    pub(crate) fn place_of(&self, who: &SandboxId) -> Option<(u64, u64)> {
+        let inner = self.inner();
+        let (ahead, waiting) =
+            inner.waiting.iter().enumerate().find(|(_, one)| one.who.as_ref() == Some(who))?;
+        Some((ahead as u64 + 1, waiting.since_ms))
     }
 
     /// MiB that are taken, and how many machines wait.
@@ -246,6 +268,10 @@ mod tests {
         Budget::new(Some(machines * (u64::from(SIZE) + QEMU_MIB)))
     }
 
+    fn id() -> SandboxId {
+        "k3vq7mzt2abc".parse().expect("an id")
+    }
+
     fn is_asked(offer: &Offer) -> bool {
         let mut asked = tokio_test_task(offer.asked());
         asked()
@@ -263,16 +289,16 @@ mod tests {
     #[tokio::test]
     async fn room_is_given_in_order_of_arrival_and_the_oldest_sleeper_makes_it() {
         let budget = budget(2);
-        let one = budget.seat(SIZE, LONG).await.expect("room");
-        let two = budget.seat(SIZE, LONG).await.expect("room");
+        let one = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
+        let two = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
         let (older, newer) = (budget.offer(10, SIZE), budget.offer(20, SIZE));
         assert!(!is_asked(&older) && !is_asked(&newer), "nobody waits");
         let (first, second) = (budget.clone(), budget.clone());
-        let first = tokio::spawn(async move { first.seat(SIZE, LONG).await });
+        let first = tokio::spawn(async move { first.seat(Some(&id()), SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&older), "the longest asleep");
         assert!(!is_asked(&newer), "and no more than are needed");
-        let second = tokio::spawn(async move { second.seat(SIZE, LONG).await });
+        let second = tokio::spawn(async move { second.seat(Some(&id()), SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&newer));
         assert_eq!(budget.load().1, 2);
@@ -290,22 +316,23 @@ mod tests {
         let budget = budget(1);
         let living = budget.seat_of_living(SIZE);
         let more = budget.seat_of_living(SIZE);
-        let refused = budget.seat(SIZE, Duration::from_millis(20)).await.expect_err("no room");
+        let refused =
+            budget.seat(Some(&id()), SIZE, Duration::from_millis(20)).await.expect_err("no room");
         assert_eq!(refused, NoRoom::Taken { needed: 200, budget: 200 });
         assert_eq!(budget.load(), (400, 0), "what was found alive counts, beyond the budget too");
-        let too_large = budget.seat(4096, LONG).await.expect_err("never");
+        let too_large = budget.seat(Some(&id()), 4096, LONG).await.expect_err("never");
         assert_eq!(too_large, NoRoom::TooLarge { needed: 4192, budget: 200 });
         drop((living, more));
-        budget.seat(SIZE, LONG).await.expect("room");
+        budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
     }
 
     #[tokio::test]
     async fn a_sleeper_that_wakes_instead_of_making_room_is_replaced_by_another() {
         let budget = budget(1);
-        let seat = budget.seat(SIZE, LONG).await.expect("room");
+        let seat = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
         let (older, newer) = (budget.offer(1, SIZE), budget.offer(2, SIZE));
         let waiting = budget.clone();
-        let waiting = tokio::spawn(async move { waiting.seat(SIZE, LONG).await });
+        let waiting = tokio::spawn(async move { waiting.seat(Some(&id()), SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&older) && !is_asked(&newer));
         drop(older);
@@ -319,9 +346,10 @@ mod tests {
 
     #[tokio::test]
     async fn without_a_budget_nobody_waits() {
-        let budget = Budget::new(None);
+        let (budget, who) = (Budget::new(None), id());
         let _all: Vec<_> =
-            futures_util::future::join_all((0..100).map(|_| budget.seat(16_384, LONG))).await;
+            futures_util::future::join_all((0..100).map(|_| budget.seat(Some(&who), 16_384, LONG)))
+                .await;
         assert_eq!(budget.load().1, 0);
     }
 }

@@ -320,6 +320,7 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
             error.field = Some("argv".to_owned());
             error.hint("put a long command or environment into a file and run that")
         }
+        GuestError::StandsStill => stands_still_error(),
         GuestError::Busy => ApiError::new(Code::NoCapacity, error.to_string()),
         GuestError::TimedOut { .. } => ApiError::new(Code::Timeout, error.to_string()),
         _ => {
@@ -327,6 +328,14 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
             ApiError::new(Code::Internal, "the guest agent gave an answer that makes no sense")
         }
     }
+}
+
+/// For whoever waits for a guest that stands still because the host's disk is nearly full.
+pub(crate) fn stands_still_error() -> ApiError {
+    let text = "the sandbox stands still, because the host's disk is nearly full";
+    let mut error = ApiError::new(Code::NoSpace, text);
+    error.retryable = true;
+    error.hint("make room on the host; it goes on by itself, and nothing of it is lost")
 }
 
 /// As [`guest_error`], for a program that could not be started.

@@ -88,7 +88,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Watches the free space of the data folder; `true`: running guests must stand still. Ends with the last receiver.
 pub(crate) fn watch_disk(dir: std::path::PathBuf) -> watch::Receiver<bool> {
-    let (low, seen) = watch::channel(false);
+    // Known from the start: what a daemon finds standing still must not be let go on for a moment.
+    let first = free_bytes(&dir).is_ok_and(|free| free < FREE_BYTES_TO_RUN);
+    let (low, seen) = watch::channel(first);
     tokio::spawn(async move {
         while !low.is_closed() {
             match free_bytes(&dir) {

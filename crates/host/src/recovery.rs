@@ -294,8 +294,11 @@ impl Finder<'_> {
         }
     }
 
-    /// Lets a paused guest go on; harmless on one that runs.
+    /// Lets a paused guest go on; harmless on one that runs. On a disk that is nearly full it stands on: its task lets it go on.
     async fn unpause(&mut self) -> Result<Recovered, String> {
+        if *self.ground.disk_low.borrow() {
+            return self.go_on().await;
+        }
         let Some(machine) = self.body.machine.as_mut() else { return self.lost().await };
         machine.cont().await.map_err(|error| chain(&error))?;
         self.go_on().await

@@ -195,7 +195,7 @@ async fn make(
     memory_mib: u32,
     scratch: &Path,
 ) -> Result<(), TemplateError> {
-    let _seat = ground.budget.seat(memory_mib, ground.settings.memory_wait).await?;
+    let _seat = ground.budget.seat(None, memory_mib, ground.settings.memory_wait).await?;
     let files = Files::in_dir(scratch);
     make_folder(&files)
         .map_err(|source| TemplateError::File { doing: "make the template's folder", source })?;

@@ -386,6 +386,7 @@ impl Host for Daemon {
         let Ready { link, guard, woke_ms, .. } = ready;
         // An open output stream alone does not hold it awake (S2); whoever waits for the result does.
         let guard: Option<CallGuard> = from.hold.then_some(guard);
+        let link = if from.hold { link } else { link.patient() };
         let receiver = exec::output(link, exec, from, guard)?;
         Ok(Answer { value: receiver, woke_ms })
     }

@@ -504,6 +504,37 @@ async fn s16_a_guest_that_dies_ends_all_that_waits_for_it() {
     assert_eq!(again.exec_wait(exec.id).await.expect("ends").signal, Some(9));
 }
 
+#[tokio::test]
+async fn who_waits_for_a_guest_that_is_made_to_stand_still_is_told_and_who_looks_on_is_not() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    let caller = link.impatient();
+    let mut spec = ExecSpec::shell("read line; echo got $line");
+    spec.stdin = Stdin::Pipe;
+    let exec = caller.exec_start(spec).await.expect("starts").id;
+    let looked_on = link.exec_output(exec, Which::Stdout, OutputFrom::default(), true);
+    let looked_on = looked_on.expect("opens");
+    let (waiting, waited) = (caller.clone(), tokio::sync::oneshot::channel());
+    let waits = tokio::spawn(async move {
+        let wait = waiting.exec_wait(exec);
+        tokio::pin!(wait);
+        // Asked before it is made to stand still.
+        assert!(futures_util::poll!(&mut wait).is_pending());
+        waited.0.send(()).expect("somebody wants to know");
+        wait.await
+    });
+    waited.1.await.expect("it waits");
+    link.stand_still(true);
+    assert_eq!(waits.await.expect("no panic"), Err(GuestError::StandsStill));
+    assert_eq!(caller.ping().await, Err(GuestError::StandsStill), "not even begun");
+    link.stand_still(false);
+    let mut stdin = caller.exec_stdin(exec, true).expect("opens");
+    stdin.write(b"well\n").await.expect("written");
+    stdin.finish().await.expect("done");
+    assert_eq!(collect(looked_on).await.0, "got well\n");
+    assert_eq!(caller.exec_wait(exec).await.expect("ends").code, Some(0));
+}
+
 fn write_spec(path: &str) -> WriteSpec {
     WriteSpec { path: path.into(), mode: None, parents: false }
 }

@@ -86,6 +86,12 @@ pub enum What {
         /// How.
         death: Death,
     },
+    /// A boot from its disk found no room on the host. Nothing is wrong with it: it is off, and what needs it next tries
+    /// again. Whoever waits is refused.
+    StartRefused {
+        /// What was lacking.
+        code: FailureCode,
+    },
     /// It could not be started or woken.
     Failed {
         /// Why.

@@ -34,7 +34,7 @@ pub const CPU_SAMPLES_MAX: usize = 128;
 pub const WAKE_TRIES_MAX: u32 = 4;
 
 /// How long it waits after the first failed try to wake, in milliseconds; twice that after the second, and so on. Short,
-/// since somebody waits, but not nothing, since a lack of memory needs a moment to pass.
+/// since somebody waits, but not nothing, so that what was in the way may pass.
 pub const WAKE_RETRY_MS: u64 = 100;
 
 /// After a wake was given up because the host lacks disk or memory, a timer wakes it at the earliest after so many

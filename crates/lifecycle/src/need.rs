@@ -128,6 +128,9 @@ pub enum Refusal {
     /// Going to sleep would undo a wake that somebody waits for.
     #[error("the sandbox is waking because something needs it")]
     Waking,
+    /// It stands still because the host's disk is nearly full, and goes on when there is room.
+    #[error("the sandbox stands still, because the host's disk is nearly full")]
+    HostDiskFull,
     /// Only a restart or a deletion is possible.
     #[error("the sandbox has failed ({})", .code.as_str())]
     Failed {

@@ -74,6 +74,8 @@ pub enum Reason {
     },
     /// It is being copied for a fork or a snapshot.
     Capturing,
+    /// The host makes it stand still: its disk has no room for what the guest may write. It goes on by itself.
+    HostDiskFull,
     /// Nothing holds it any more: it is being put to sleep, or about to be.
     FallingAsleep,
 }
@@ -95,6 +97,7 @@ impl Reason {
             Self::NoSample => "no_sample",
             Self::SleepFailed { .. } => "sleep_failed",
             Self::Capturing => "capturing",
+            Self::HostDiskFull => "host_disk_full",
             Self::FallingAsleep => "falling_asleep",
         }
     }
@@ -133,6 +136,9 @@ impl fmt::Display for Reason {
                 write!(f, "it could not be put to sleep ({})", code.as_str())
             }
             Self::Capturing => f.write_str("it is being copied"),
+            Self::HostDiskFull => {
+                f.write_str("it stands still, because the host's disk is nearly full")
+            }
             Self::FallingAsleep => f.write_str("it is going to sleep"),
         }
     }

@@ -42,6 +42,8 @@ pub struct Sandbox {
     lacks_sample: bool,
     /// The guest's present silence has been told.
     silence_told: bool,
+    /// Since when the host makes it stand still for lack of disk; only while its guest runs.
+    halted_since: Option<Time>,
     /// Asked to sleep while it was being copied.
     sleep_asked: Option<(SleepCause, Tier)>,
     /// Asked to sleep on disk, not only in memory.
@@ -182,6 +184,7 @@ impl Sandbox {
             noticed: None,
             lacks_sample: false,
             silence_told: false,
+            halted_since: None,
             sleep_asked: None,
             disk_wanted: false,
             demote_not_before: Time::default(),
@@ -211,6 +214,7 @@ impl Sandbox {
     /// When [`Sandbox::handle_deadline`] is to be called at the latest. May lie in the past.
     pub fn poll_deadline(&self) -> Option<Time> {
         match self.phase {
+            Phase::Running { .. } if self.halted_since.is_some() => None,
             Phase::Running { .. } => earlier(self.silence_at(), self.next_plan().map(Plan::at)),
             Phase::Asleep { tier, since } => {
                 earlier(self.timer_wake_at(), self.demote_at(tier, since))

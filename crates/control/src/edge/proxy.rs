@@ -100,6 +100,7 @@ async fn pass_on(
             bad_answer(&error, port, "broke off before it had answered")
         })?,
         () = machine.cancelled() => return Err(machine_ended(port)),
+        error = hold.value.stands_still() => return Err(error),
         () = activity.silence(limit) => return Err(too_late(port, limit)),
     };
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use api::event::EventPage;
-use api::sandbox::{Sandbox, Status, Why};
+use api::sandbox::{Sandbox, Status, WaitsFor, Why};
 use api::{ApiError, Event, SandboxId};
 use axum::Json;
 use axum::extract::State;
@@ -228,6 +228,9 @@ pub(crate) async fn why(State(app): State<App>, At(entry): At) -> Result<Json<Wh
 /// One sentence for a person.
 fn summary(sandbox: &Sandbox) -> String {
     let Sandbox { name, since, .. } = sandbox;
+    if let Some(WaitsFor { since, text, .. }) = &sandbox.waits_for {
+        return format!("`{name}` {text} (since {since})");
+    }
     match sandbox.status {
         Status::Starting => format!("`{name}` is starting since {since}"),
         Status::Running => {

@@ -265,6 +265,7 @@ impl Host for Fake {
             status: Status::Running,
             sleep_tier: None,
             awake_because: Vec::new(),
+            waits_for: None,
             will_sleep_at: None,
             since: AT.into(),
             woke_because: None,

@@ -2,8 +2,8 @@
 
 use api::checkpoint::CheckpointSetting;
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest, SleepTier,
-    Status, UpdateSandbox,
+    CreateSandbox, ForkRequest, Lack, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest,
+    SleepTier, Status, UpdateSandbox, WaitsFor,
 };
 use hyper::http::request::Builder;
 use serde::Serialize;
@@ -265,6 +265,9 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
     line("name", &sandbox.name)?;
     line("id", sandbox.id.as_str())?;
     line("status", &format!("{} since {}", status_text(sandbox), show::time(&sandbox.since)))?;
+    if let Some(waits) = &sandbox.waits_for {
+        line("waits", &format!("{}, since {}", waits.text, show::time(&waits.since)))?;
+    }
     for reason in &sandbox.awake_because {
         let until = reason
             .until
@@ -333,9 +336,14 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
 }
 
 fn status_text(sandbox: &Sandbox) -> String {
-    match (sandbox.status, sandbox.sleep_tier) {
+    let status = match (sandbox.status, sandbox.sleep_tier) {
         (Status::Sleeping, Some(tier)) => format!("sleeping ({})", tier_name(tier)),
         (status, _) => status_name(status).to_owned(),
+    };
+    match &sandbox.waits_for {
+        None => status,
+        Some(WaitsFor { what: Lack::Disk, .. }) => format!("{status}, stands still (disk full)"),
+        Some(WaitsFor { what: Lack::Memory, .. }) => format!("{status}, waits for memory"),
     }
 }
 

@@ -32,6 +32,7 @@ pub(super) enum Event {
     Message(Vec<u8>),
     Fin,
     Reset,
+    StandsStill,
     Gone(String),
 }
 
@@ -49,6 +50,8 @@ pub(super) struct Entry {
     shared: Arc<Shared>,
     guest_ended: bool,
     host_ended: bool,
+    /// Ends when the guest is made to stand still.
+    impatient: bool,
 }
 
 #[derive(Debug)]
@@ -91,6 +94,14 @@ impl Entry {
     pub(super) fn reset(&self) {
         self.tell(Event::Reset);
         self.shared.end_sending();
+    }
+
+    /// The guest is made to stand still: whoever waits impatiently is told.
+    pub(super) fn stands_still(&self) {
+        if self.impatient {
+            self.tell(Event::StandsStill);
+            self.shared.end_sending();
+        }
     }
 
     pub(super) fn gone(&self, reason: &str) {
@@ -152,6 +163,9 @@ impl GuestLink {
             let reason = core.gone.clone().unwrap_or_else(|| "never attached".into());
             return Err(GuestError::Gone { reason });
         }
+        if self.impatient && *self.inner.stands_still.borrow() {
+            return Err(GuestError::StandsStill);
+        }
         if core.channels.len() >= CHANNELS_MAX {
             return Err(GuestError::Busy);
         }
@@ -161,8 +175,13 @@ impl GuestLink {
                 break core.channel_last;
             }
         };
-        let entry =
-            Entry { events: sender, shared: Arc::clone(&shared), guest_ended: false, host_ended };
+        let entry = Entry {
+            events: sender,
+            shared: Arc::clone(&shared),
+            guest_ended: false,
+            host_ended,
+            impatient: self.impatient,
+        };
         core.channels.insert(id, entry);
         let epoch = core.epoch;
         let channel = Channel {
@@ -289,6 +308,7 @@ impl Channel {
             }
             Some(Event::Fin) => Ok(()),
             Some(Event::Reset) => Err(GuestError::Reset { request: self.request }),
+            Some(Event::StandsStill) => Err(GuestError::StandsStill),
             Some(Event::Gone(reason)) => Err(GuestError::Gone { reason }),
             None => Err(GuestError::Gone { reason: "link is gone".into() }),
         };
@@ -330,6 +350,16 @@ impl Channel {
     /// Sends bytes that were reserved.
     pub(super) fn send_reserved(&self, bytes: &[u8]) {
         self.send(Frame { kind: FrameKind::Data, channel: self.id, payload: bytes.to_vec() });
+    }
+
+    /// Nobody waits on it any more: it goes on with the guest, whatever happens to that.
+    pub(super) fn be_patient(&self) {
+        let mut core = self.inner.core();
+        if core.epoch == self.epoch
+            && let Some(entry) = core.channels.get_mut(&self.id)
+        {
+            entry.impatient = false;
+        }
     }
 
     /// Sends no more.

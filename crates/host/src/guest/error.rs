@@ -90,6 +90,10 @@ pub enum GuestError {
         /// What was asked.
         request: &'static str,
     },
+    /// The guest is made to stand still by the host, for longer than whoever waits for an answer is let wait
+    /// ([`GuestLink::stand_still`](super::GuestLink::stand_still)). What was asked may still be done when it goes on.
+    #[error("guest is made to stand still by the host")]
+    StandsStill,
     /// Too many requests on one guest at a time ([`wire::CHANNELS_MAX`]).
     #[error("more than {} requests at once on one guest", wire::CHANNELS_MAX)]
     Busy,

@@ -70,6 +70,8 @@ pub struct WakeParams {
 #[derive(Debug, Clone)]
 pub struct GuestLink {
     pub(super) inner: Arc<Inner>,
+    /// What is asked through this handle ends when the guest is made to stand still.
+    pub(super) impatient: bool,
 }
 
 impl GuestLink {
@@ -81,12 +83,44 @@ impl GuestLink {
             inner: Arc::new(Inner {
                 id,
                 state: watch::Sender::new(LinkState::Detached),
+                stands_still: watch::Sender::new(false),
                 held: watch::Sender::default(),
                 core: Mutex::new(Core::default()),
                 outbound,
                 queue: Arc::new(tokio::sync::Mutex::new(queue)),
             }),
+            impatient: false,
         }
+    }
+
+    /// The same link for whoever waits for an answer: what is asked through it ends with
+    /// [`GuestError::StandsStill`](super::GuestError::StandsStill) when the guest is made to stand still.
+    #[must_use]
+    pub fn impatient(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), impatient: true }
+    }
+
+    /// The same link for whoever merely looks on: what is asked through it goes on when the guest does.
+    #[must_use]
+    pub fn patient(&self) -> Self {
+        Self { inner: Arc::clone(&self.inner), impatient: false }
+    }
+
+    /// The guest is made to stand still by the host, or goes on. Not what a sleep is: nobody waits for a wake meanwhile. What
+    /// impatient ones wait for ends, and what they ask for until it goes on is not even begun.
+    pub fn stand_still(&self, still: bool) {
+        let core = self.inner.core();
+        self.inner.stands_still.send_replace(still);
+        if still {
+            for entry in core.channels.values() {
+                entry.stands_still();
+            }
+        }
+    }
+
+    /// To be told whether the guest is made to stand still.
+    pub fn watch_stand_still(&self) -> watch::Receiver<bool> {
+        self.inner.stands_still.subscribe()
     }
 
     /// A link with a random id.
@@ -359,6 +393,8 @@ const EXEC_LIST_LIMIT: Duration = Duration::from_millis(500);
 pub(super) struct Inner {
     id: LinkId,
     pub(super) state: watch::Sender<LinkState>,
+    /// Changed only under the lock of `core`.
+    pub(super) stands_still: watch::Sender<bool>,
     pub(super) held: watch::Sender<Held>,
     core: Mutex<Core>,
     /// Frames of channels on their way out. Unbounded as a type, bounded by credit: no channel puts more than its window in.

@@ -24,7 +24,11 @@ impl GuestLink {
     pub async fn connect_port(&self, port: u16) -> Result<PortStream, GuestError> {
         let mut channel = self.open(&Request::Connect { port })?;
         match self.within("connect port", ANSWER_LIMIT, channel.reply()).await? {
-            Reply::Connected => Ok(PortStream { channel, rest: Bytes::new() }),
+            Reply::Connected => {
+                // As a connection over the network would: its end is left to those who use it.
+                channel.be_patient();
+                Ok(PortStream { channel, rest: Bytes::new() })
+            }
             _ => Err(GuestError::BadAnswer { request: "connect port" }),
         }
     }

@@ -23,8 +23,9 @@ use std::time::{Duration, Instant};
 use api::host::{Change, Known};
 use api::sandbox::SleepTier;
 use api::{ApiError, Code, SandboxId};
+use async_trait::async_trait;
 use lifecycle::{Call, CallKind};
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 
 use crate::guest::GuestLink;
 use crate::record::Record;
@@ -71,6 +72,8 @@ pub(crate) enum Message {
     },
     /// Boot anew.
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// There is room in memory for a restart, or none came in time.
+    Room(Result<crate::budget::Seat, crate::budget::NoRoom>),
     /// Remove.
     Delete { reply: oneshot::Sender<Result<(), ApiError>> },
     /// Remove if it has been asleep for so long, in milliseconds; told whether it is being removed.
@@ -119,9 +122,19 @@ pub(crate) struct Ready {
 pub(crate) struct CallGuard {
     kind: CallKind,
     messages: mpsc::UnboundedSender<Message>,
+    stands_still: watch::Receiver<bool>,
 }
 
-impl api::host::Hold for CallGuard {}
+#[async_trait]
+impl api::host::Hold for CallGuard {
+    async fn stands_still(&self) -> ApiError {
+        if self.stands_still.clone().wait_for(|still| *still).await.is_err() {
+            // The guest is gone, which whoever waits for it learns otherwise.
+            std::future::pending::<()>().await;
+        }
+        crate::exec::stands_still_error()
+    }
+}
 
 /// How often it is told that bytes flow: as often as packets are asked for.
 const FLOW_EVERY: Duration = Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);

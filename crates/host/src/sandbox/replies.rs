@@ -7,6 +7,7 @@ use lifecycle::{Call, CaptureId, FailureCode, Refusal, What};
 use tokio::sync::oneshot;
 
 use super::Ready;
+use crate::exec::stands_still_error;
 
 /// Callers of one sandbox that wait until it is awake, at most. More are refused: a crowd this large is a mistake or an
 /// attack, and each waits with a connection open.
@@ -71,6 +72,7 @@ pub(super) fn outcome(
         (Goal::Asleep, What::Starting { .. }) => {
             Some(Err(ApiError::new(Code::SleepFailed, "it was restarted before it slept")))
         }
+        (Goal::Started, What::StartRefused { code }) => Some(Err(shortage_error(*code, failure))),
         (Goal::Asleep, What::Died { .. }) => {
             let error = ApiError::new(Code::SleepFailed, "its machine ended before it slept");
             Some(Err(error.hint(
@@ -95,6 +97,7 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
             error.retryable = true;
             error
         }
+        Refusal::HostDiskFull => stands_still_error(),
         Refusal::Failed { code } => {
             let text = failure
                 .map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));
@@ -115,11 +118,8 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
 }
 
 /// The host lacks something for now; the sandbox sleeps on, whole.
-pub(super) fn shortage_error(refusal: Refusal, failure: Option<&str>) -> ApiError {
-    let code = match refusal {
-        Refusal::Failed { code: FailureCode::DiskFull } => Code::NoSpace,
-        _ => Code::NoCapacity,
-    };
+pub(super) fn shortage_error(code: FailureCode, failure: Option<&str>) -> ApiError {
+    let code = if code == FailureCode::DiskFull { Code::NoSpace } else { Code::NoCapacity };
     let why = failure.unwrap_or("the host lacks disk or memory");
     let mut error = ApiError::new(code, format!("it cannot be woken now: {why}"));
     error.retryable = true;

@@ -71,6 +71,11 @@ pub(super) fn tell(
             data.insert("code".to_owned(), json!(death_code(*death)));
             ("stopped", death_text(*death).to_owned())
         }
+        What::StartRefused { code } => {
+            data.insert("code".to_owned(), json!(code.as_str()));
+            let text = "could not be booted now, what needs it next tries again";
+            ("start_refused", format!("{text}: {}", code.as_str()))
+        }
         What::Failed { code } => {
             data.insert("code".to_owned(), json!(code.as_str()));
             ("failed", format!("failed: {}", code.as_str()))

@@ -3,6 +3,8 @@
 mod calls;
 mod checkpoints;
 mod guest;
+mod halt;
+mod room;
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
@@ -11,8 +13,8 @@ use std::time::{Duration, Instant};
 
 use api::SandboxId;
 use lifecycle::{
-    Attempt, Call, CallKind, CaptureId, Cause, Death, Heard, Order, Phase, Recovered, Report,
-    Sandbox, Tier, Time, What, Work,
+    Attempt, Call, CallKind, CaptureId, Cause, Death, FailureCode, Heard, Order, Phase, Recovered,
+    Report, Sandbox, Tier, Time, What, Work,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -20,9 +22,11 @@ use vmm::{ExitCause, ExitWatch};
 use wire::Held;
 
 use self::checkpoints::Checkpoints;
-use self::guest::{detached, disk_changed, held_changed};
+use self::guest::{detached, held_changed};
+use self::halt::{Halt, disk_changed};
+use self::room::Restarts;
 use super::body::Body;
-use super::replies::{Waiter, Watcher, outcome};
+use super::replies::{Waiter, Watcher, outcome, shortage_error};
 use super::work::{CaptureTo, Done, Said, Signals, Worker, chain};
 use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::budget::Offer;
@@ -120,7 +124,9 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         sample_at: Instant::now(),
         // One that was found running is met at once.
         reattach_at: found_running.then(Instant::now),
-        halted: false,
+        halt: None,
+        restarts: Restarts::default(),
+        short_of: None,
         disk_low,
         gone,
     };
@@ -169,8 +175,12 @@ struct Task {
     offer: Option<Offer>,
     /// The link of a running guest is being, or was in vain, made anew until this moment.
     reattach_at: Option<Instant>,
-    /// Its machine was made to stand still because the disk is nearly full.
-    halted: bool,
+    /// Its guest stands still because the disk is nearly full.
+    halt: Option<Halt>,
+    /// Restarts that wait for room.
+    restarts: Restarts,
+    /// What an order failed for the last time, where the host lacks it: that is logged once, not each time it is tried.
+    short_of: Option<FailureCode>,
     disk_low: watch::Receiver<bool>,
     gone: mpsc::UnboundedSender<SandboxId>,
 }
@@ -185,6 +195,7 @@ enum Next {
     Sample,
     Detached,
     Disk,
+    Halt,
     Held(Held),
     RoomNeeded,
     Checkpoint,
@@ -197,6 +208,10 @@ impl Task {
         mut done: mpsc::UnboundedReceiver<Done>,
     ) {
         self.ask_newest();
+        if self.reattach_at.is_some() && *self.disk_low.borrow() {
+            // Found on a disk that is nearly full: it stands still before anybody speaks to it.
+            self.halt_or_go_on().await;
+        }
         self.pump(Map::new()).await;
         while !matches!(self.core.phase(), Phase::Deleted) {
             match self.next(&mut inbox, &mut done).await {
@@ -210,6 +225,7 @@ impl Task {
                 Next::Sample => self.ask_sample(),
                 Next::Detached => self.reattach(),
                 Next::Disk => self.halt_or_go_on().await,
+                Next::Halt => self.on_halt_due().await,
                 Next::Held(held) => self.on_held(held),
                 Next::Checkpoint => self.take_checkpoint(),
                 Next::RoomNeeded => self.core.handle_demote(now()),
@@ -231,13 +247,14 @@ impl Task {
             .map_or(NAP_MAX, |at| Duration::from_millis(at.ms_since(now())))
             .min(NAP_MAX);
         let asleep = matches!(self.core.phase(), Phase::Asleep { .. });
-        let awake = self.core.is_awake() && !self.sampling;
+        let awake = self.core.is_awake() && !self.sampling && self.halt.is_none();
+        let halt_due = self.halt_due();
         let sample_in = self.sample_at.saturating_duration_since(Instant::now());
         let checkpoint_in = self.checkpoint_in();
         let exit = self.exit.clone();
         let running = self.body.is_some() && matches!(self.core.phase(), Phase::Running { .. });
-        let detached =
-            detached(&self.link, self.reattach_at, self.core.is_awake() && self.body.is_some());
+        let awake_at_rest = self.core.is_awake() && self.body.is_some();
+        let detached = detached(&self.link, self.reattach_at, awake_at_rest && self.halt.is_none());
         let held = held_changed(&self.link, self.held, self.core.is_awake());
         let port =
             if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
@@ -249,7 +266,8 @@ impl Task {
             arrival = async { match port { Some(port) => port.arrival().await, None => std::future::pending().await } } => {
                 Next::Arrived(arrival)
             }
-            () = disk_changed(&mut self.disk_low, self.halted, running) => Next::Disk,
+            () = disk_changed(&mut self.disk_low, self.halt.as_ref(), running) => Next::Disk,
+            () = until(halt_due) => Next::Halt,
             () = detached => Next::Detached,
             held = held => Next::Held(held),
             () = asked(self.offer.as_ref()) => Next::RoomNeeded,
@@ -269,7 +287,7 @@ impl Task {
             while let Some(order) = self.core.poll_order() {
                 self.take_order(order);
             }
-            if !self.need_again() {
+            if !self.need_again() && !self.restart_if_room() {
                 break;
             }
         }
@@ -371,11 +389,30 @@ impl Task {
             }
             _ => {}
         }
-        if let What::WakeFailed { code, again: false } = what
-            && matches!(self.core.phase(), Phase::Asleep { .. })
-        {
-            let refusal = lifecycle::Refusal::Failed { code: *code };
-            self.refuse_waiters(|failure| super::replies::shortage_error(refusal, failure));
+        let lacking = match what {
+            What::WakeFailed { code, again: false }
+                if matches!(
+                    self.core.phase(),
+                    // Or what it sleeps with is about to be copied.
+                    Phase::Asleep { .. } | Phase::CapturingAsleep { .. } | Phase::Demoting { .. }
+                ) =>
+            {
+                Some(*code)
+            }
+            What::StartRefused { code } => {
+                self.note(|manifest| {
+                    manifest.state = State::Off { code: self.end_code().to_owned() };
+                    manifest.since = Moment::now();
+                })
+                .await;
+                Some(*code)
+            }
+            _ => None,
+        };
+        if let Some(code) = lacking {
+            self.refuse_waiters(|failure| shortage_error(code, failure));
+            let error = shortage_error(code, self.failure.as_deref());
+            self.refuse_restarts(error.code, &error.error);
         }
         let failure = self.failure.as_deref();
         let mut still = Vec::new();
@@ -387,6 +424,14 @@ impl Task {
             }
         }
         self.watchers = still;
+    }
+
+    /// How its machine ended, for programs.
+    fn end_code(&self) -> &'static str {
+        match self.core.phase() {
+            Phase::Off { death, .. } => story::death_code(*death),
+            _ => story::death_code(Death::Killed),
+        }
     }
 
     /// Notes something in the manifest. A disk that refuses is logged: the living state is right, and a new daemon finds out
@@ -431,7 +476,11 @@ impl Task {
             body.machine = None;
             body.seat = None;
         }
-        self.halted = false;
+        let waited_for = self.restarts.take_seat();
+        if order.work == Work::Boot && body.seat.is_none() {
+            body.seat = waited_for;
+        }
+        self.forget_halt();
         let (say, signals) = Signals::new();
         self.signals = Some((order.attempt, say));
         let capture_to = match order.work {
@@ -465,9 +514,9 @@ impl Task {
         self.signals = None;
         self.link = done.body.link.clone();
         if let Some(error) = &done.error {
-            tracing::warn!(sandbox = %self.id, error, report = ?done.report, "an order failed");
             self.failure = Some(error.clone());
         }
+        self.log_failure(&done);
         let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);
         let mut body = done.body;
         if machine.is_none() {
@@ -492,6 +541,26 @@ impl Task {
         self.pump(done.data).await;
     }
 
+    /// An order that failed is logged; one that a newer order has ended early has not failed, and a lack of the host that
+    /// lasts is said once.
+    fn log_failure(&mut self, done: &Done) {
+        let Some(error) = &done.error else {
+            self.short_of = None;
+            return;
+        };
+        let lacking = match done.report {
+            Report::Failed { code, .. } if code.is_shortage() => Some(code),
+            _ => None,
+        };
+        let known = lacking.is_some() && lacking == self.short_of;
+        self.short_of = lacking;
+        if known || !self.waiting.is_empty() {
+            tracing::debug!(sandbox = %self.id, error, report = ?done.report, "an order failed");
+        } else {
+            tracing::warn!(sandbox = %self.id, error, report = ?done.report, "an order failed");
+        }
+    }
+
     fn on_died(&mut self, machine: Attempt, cause: ExitCause) {
         self.exit = None;
         let death = match cause {
@@ -506,6 +575,7 @@ impl Task {
             }
         };
         if self.core.handle_died(now(), machine, death) == Heard::Taken {
+            self.forget_halt();
             self.link.lost(story::death_code(death));
             if let Some(body) = &mut self.body {
                 body.machine = None;
@@ -533,6 +603,14 @@ impl Task {
 /// The moment, on the state machine's clock.
 fn now() -> Time {
     Time::from_millis(clock::since_boot_ms())
+}
+
+/// Waits until a moment, if there is one.
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at.into()).await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Waits until others need room.

@@ -43,6 +43,8 @@ pub(crate) fn known(
             lifecycle::SleepTier::Off => SleepTier::Off,
         }),
         awake_because: awake_because.collect(),
+        // The task adds it, where there is any.
+        waits_for: None,
         will_sleep_at: core.will_sleep_at(now).map(time),
         since: rfc3339(manifest.since.unix_ms),
         woke_because: manifest.woke_because.clone(),

@@ -81,6 +81,25 @@ impl Sandbox {
         }
     }
 
+    /// The host makes the running guest stand still, because its disk has no room for what the guest may write. Until
+    /// [`Sandbox::handle_resumed`], or until it runs no more, it is neither idle nor silent, and can neither be put to sleep
+    /// nor be copied. Changes nothing where the guest does not run.
+    pub fn handle_halted(&mut self, now: Time) {
+        if self.is_awake() {
+            self.halted_since.get_or_insert(now);
+            self.settle(now);
+        }
+    }
+
+    /// The guest goes on after [`Sandbox::handle_halted`]; all that must be quiet is so from now at the earliest.
+    pub fn handle_resumed(&mut self, now: Time) {
+        if self.halted_since.take().is_some() {
+            self.facts.woke(now);
+            self.silence_told = false;
+            self.settle(now);
+        }
+    }
+
     /// Time has passed. Early and needless calls do nothing.
     pub fn handle_deadline(&mut self, now: Time) {
         self.settle(now);

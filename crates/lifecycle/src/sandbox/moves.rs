@@ -36,6 +36,7 @@ impl Sandbox {
         };
         let attempt = self.order(work);
         self.machine = Some(attempt);
+        self.halted_since = None;
         self.sleep_asked = None;
         self.disk_wanted = false;
         self.phase = Phase::Starting { attempt, how, cause };
@@ -80,7 +81,8 @@ impl Sandbox {
 
     pub(super) fn wake_failed(&mut self, now: Time, failed_before: u32, code: FailureCode) {
         let failed_tries = failed_before.saturating_add(1);
-        let again = code.is_transient() && failed_tries < WAKE_TRIES_MAX;
+        // The host has waited for room already, as long as its settings say: who waits is told now.
+        let again = code.is_transient() && !code.is_shortage() && failed_tries < WAKE_TRIES_MAX;
         self.tell(now, What::WakeFailed { code, again });
         let Phase::Waking { attempt, from, since, cause, .. } = self.phase else { return };
         if !again && code.is_shortage() {
@@ -89,7 +91,7 @@ impl Sandbox {
             if from != Tier::Memory {
                 self.machine = None;
             }
-            self.drop_captures(now, Refusal::CaptureFailed { code });
+            // Copies that wait need no memory: they are made of what is stored.
             self.wake_not_before = now.plus_ms(WAKE_SHORT_MS);
             self.phase = Phase::Asleep { tier: from, since };
             return;
@@ -123,6 +125,7 @@ impl Sandbox {
 
     pub(super) fn destroy(&mut self, failed_tries: u32) {
         let attempt = self.order(Work::Destroy);
+        self.halted_since = None;
         self.sleep_asked = None;
         self.phase = Phase::Deleting { attempt, failed_tries, retry_at: None };
     }
@@ -130,6 +133,7 @@ impl Sandbox {
     /// It runs. `cause`: what it was brought back for.
     pub(super) fn run(&mut self, now: Time, since: Time, cause: Option<Cause>) {
         self.phase = Phase::Running { since };
+        self.halted_since = None;
         self.noticed = None;
         self.lacks_sample = false;
         self.silence_told = false;
@@ -166,6 +170,16 @@ impl Sandbox {
         }
     }
 
+    /// The host has no room to boot it. With the sandbox nothing is wrong: it is off, and the next need tries anew.
+    pub(super) fn start_refused(&mut self, now: Time, code: FailureCode) {
+        // Ended by a restart it has been ended in order.
+        let death = self.last_death.unwrap_or(Death::Poweroff);
+        self.machine = None;
+        self.drop_captures(now, Refusal::CaptureFailed { code });
+        self.phase = Phase::Off { death, since: now };
+        self.tell(now, What::StartRefused { code });
+    }
+
     /// `saved`: whether its memory is still stored.
     pub(super) fn fail(&mut self, now: Time, code: FailureCode, saved: bool) {
         self.machine = None;
@@ -177,6 +191,7 @@ impl Sandbox {
     /// Its memory is gone. What waits for it gets a fresh boot; nothing ever gets an older memory.
     pub(super) fn lose(&mut self, now: Time, death: Death, wake: Option<Cause>) {
         self.machine = None;
+        self.halted_since = None;
         self.last_death = Some(death);
         self.sleep_asked = None;
         self.disk_wanted = false;

@@ -80,6 +80,11 @@ impl Sandbox {
             | Phase::Deleted => return Vec::new(),
         }
         let mut reasons = sandbox_verdict(&self.policy, &self.facts, now).reasons;
+        if self.halted_since.is_some() {
+            // Nobody asks it meanwhile: that nothing is known of it is no reason of its own.
+            reasons.retain(|awake| awake.reason != Reason::NoSample);
+            reasons.insert(0, AwakeReason { reason: Reason::HostDiskFull, until: None });
+        }
         if let Some(noticed) = self.noticed {
             reasons.push(AwakeReason { reason: Reason::Noticed, until: Some(noticed.sleeps_at) });
         }
@@ -95,6 +100,7 @@ impl Sandbox {
     /// When it will fall asleep if nothing new happens; `None` if that cannot be foreseen, or it is not running.
     pub fn will_sleep_at(&self, now: Time) -> Option<Time> {
         match self.phase {
+            Phase::Running { .. } if self.halted_since.is_some() => None,
             Phase::Running { .. } => {
                 let forecast = sandbox_verdict(&self.policy, &self.facts, now).sleep?;
                 Some(match self.plan(forecast) {
@@ -115,6 +121,11 @@ impl Sandbox {
             | Phase::Deleting { .. }
             | Phase::Deleted => None,
         }
+    }
+
+    /// Since when the host makes its guest stand still for lack of disk.
+    pub fn halted_since(&self) -> Option<Time> {
+        self.halted_since
     }
 
     /// When its earliest timer is due, as far as its guest has said; to be stored with a sleeper. A timer that was due

@@ -86,6 +86,9 @@ impl Sandbox {
                 self.run(now, now, cause);
                 self.tell(now, What::Started { how });
             }
+            (Phase::Starting { how: Start::Boot, .. }, Report::Failed { code, .. }) if code.is_shortage() => {
+                self.start_refused(now, code);
+            }
             (Phase::Starting { how, .. }, Report::Failed { code, .. }) => {
                 let code = match (code, how) {
                     // Say which start it was where the host has nothing better to say.

@@ -4,8 +4,8 @@ use super::{Noticed, Sandbox};
 use crate::event::What;
 use crate::idle::{Forecast, Sample, sandbox_verdict};
 use crate::limits::{SAMPLE_AT_SLEEP_MS, SAMPLE_FRESH_MS, SAMPLE_SILENCE_MS, TIMER_LEAD_MS};
-use crate::need::{Cause, SleepCause};
-use crate::order::{CaptureOf, Work};
+use crate::need::{Cause, Refusal, SleepCause};
+use crate::order::{CaptureOf, FailureCode, Work};
 use crate::phase::{Phase, Tier};
 use crate::policy::Tiers;
 use crate::time::Time;
@@ -30,6 +30,7 @@ impl Sandbox {
     /// Does what follows from where it is now and what time it is. Every `handle_*` ends here.
     pub(super) fn settle(&mut self, now: Time) {
         match self.phase {
+            Phase::Running { .. } if self.halted_since.is_some() => self.settle_halted(now),
             Phase::Running { since } => {
                 if let Some(capture) = self.captures.pop_front() {
                     let attempt = self.order(Work::Capture { capture, of: CaptureOf::Awake });
@@ -65,6 +66,15 @@ impl Sandbox {
             | Phase::Off { .. }
             | Phase::Failed { .. }
             | Phase::Deleted => {}
+        }
+    }
+
+    /// It can do nothing until the host has room: who waits for a copy or a sleep need not wait for that.
+    fn settle_halted(&mut self, now: Time) {
+        let code = FailureCode::DiskFull;
+        self.drop_captures(now, Refusal::CaptureFailed { code });
+        if self.sleep_asked.take().is_some() {
+            self.tell(now, What::SleepFailed { code });
         }
     }
 

@@ -41,6 +41,9 @@ impl Sandbox {
         let to_disk = matches!(tier, Some(Tier::Disk | Tier::Store));
         let tier = if to_disk { Tier::Disk } else { tier.unwrap_or(self.first_tier()) };
         let served = match &mut self.phase {
+            Phase::Running { .. } if self.halted_since.is_some() => {
+                return Err(Refusal::HostDiskFull);
+            }
             Phase::Running { .. } => {
                 self.suspend(now, cause, tier);
                 Served::Later
@@ -105,6 +108,9 @@ impl Sandbox {
         match &self.phase {
             Phase::Failed { code, .. } => return Err(Refusal::Failed { code: *code }),
             Phase::Deleting { .. } | Phase::Deleted => return Err(Refusal::Deleted),
+            Phase::Running { .. } if self.halted_since.is_some() => {
+                return Err(Refusal::HostDiskFull);
+            }
             Phase::Starting { .. }
             | Phase::Running { .. }
             | Phase::CapturingAwake { .. }

@@ -1,8 +1,9 @@
 //! S15 to S17, S22 and S24: restart, failure, deletion, and never an older memory.
 
 use lifecycle::{
-    Call, CallKind, Cause, Death, FailureCode, Heard, Left, Phase, Policy, Recovered, Refusal,
-    Report, Sandbox, Served, SleepCause, SleepTier, Start, Status, Tier, WAKE_TRIES_MAX, Work,
+    Call, CallKind, CaptureId, CaptureOf, Cause, Death, Event, FailureCode, Heard, Left, Phase,
+    Policy, Recovered, Refusal, Report, Sandbox, Served, SleepCause, SleepTier, Start, Status,
+    Tier, WAKE_TRIES_MAX, What, Work,
 };
 
 use crate::obedient::{Obedient, PACKET, after_30s, at, ordered, say};
@@ -228,25 +229,102 @@ fn s24_a_wake_that_fails_before_the_guest_ran_is_tried_again_a_few_times() {
 }
 
 #[test]
-fn s24_a_host_without_room_refuses_the_wake_and_gives_nothing_up() {
+fn s24_a_host_without_room_refuses_the_wake_at_once_and_gives_nothing_up() {
     for code in [FailureCode::DiskFull, FailureCode::NoCapacity] {
         let mut sandbox = Obedient::asleep(after_30s()).sandbox;
         sandbox.handle_need(at(0), PACKET).expect("accepted");
-        let mut now = at(0);
-        for _ in 0..WAKE_TRIES_MAX {
-            let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
-            say(&mut sandbox, now, wake, Report::Failed { code, left: Left::Asleep });
-            now = sandbox.poll_deadline().unwrap_or(now);
-            sandbox.handle_deadline(now);
-        }
+        // The host has waited for room before it says that there is none: nobody waits for that again.
+        let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
+        say(&mut sandbox, at(1), wake, Report::Failed { code, left: Left::Asleep });
+        assert_eq!((sandbox.poll_order(), sandbox.poll_deadline()), (None, None));
         assert_eq!(sandbox.sleep_tier(), Some(SleepTier::Disk));
         assert_eq!(sandbox.failure_code(), None);
         // When there is room again the next need wakes it from the memory that was never given up.
-        assert_eq!(sandbox.handle_need(now, PACKET), Ok(Served::Later));
+        assert_eq!(sandbox.handle_need(at(2), PACKET), Ok(Served::Later));
         let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
-        say(&mut sandbox, now, wake, Report::Ready);
+        say(&mut sandbox, at(3), wake, Report::Ready);
         assert!(sandbox.is_awake());
     }
+}
+
+#[test]
+fn s17_a_boot_without_room_leaves_it_off_and_the_next_need_boots_it() {
+    for code in [FailureCode::DiskFull, FailureCode::NoCapacity] {
+        let mut sandbox = Obedient::asleep(after_30s()).sandbox;
+        sandbox.handle_restart(at(0)).expect("accepted");
+        let boot = ordered(&mut sandbox, Work::Boot);
+        say(&mut sandbox, at(1), boot, Report::Failed { code, left: Left::Lost });
+        assert_eq!(sandbox.sleep_tier(), Some(SleepTier::Off));
+        assert_eq!((sandbox.failure_code(), sandbox.poll_order()), (None, None));
+        let told = std::iter::from_fn(|| sandbox.poll_event()).last().expect("an event");
+        assert_eq!(told.what, What::StartRefused { code });
+        assert_eq!(sandbox.handle_need(at(2), PACKET), Ok(Served::Later));
+        let boot = ordered(&mut sandbox, Work::Boot);
+        say(&mut sandbox, at(3), boot, Report::Ready);
+        assert!(sandbox.is_awake());
+    }
+}
+
+#[test]
+fn s22_a_copy_of_a_sleeper_that_cannot_be_woken_is_made_of_what_is_stored() {
+    let mut sandbox = Obedient::asleep(after_30s()).sandbox;
+    sandbox.handle_need(at(0), PACKET).expect("accepted");
+    let wake = ordered(&mut sandbox, Work::Wake { from: Tier::Disk });
+    let capture = CaptureId(1);
+    assert_eq!(sandbox.handle_capture(at(1), capture), Ok(Served::Later));
+    let code = FailureCode::NoCapacity;
+    say(&mut sandbox, at(2), wake, Report::Failed { code, left: Left::Asleep });
+    let copy = ordered(&mut sandbox, Work::Capture { capture, of: CaptureOf::AsleepOnDisk });
+    say(&mut sandbox, at(3), copy, Report::Captured);
+    let told = std::iter::from_fn(|| sandbox.poll_event()).last().expect("an event");
+    assert_eq!(told.what, What::CaptureEnded { capture, result: Ok(()) });
+    assert_eq!(sandbox.sleep_tier(), Some(SleepTier::Disk));
+}
+
+#[test]
+fn s01_one_that_stands_still_for_lack_of_disk_says_so_and_can_neither_sleep_nor_be_copied() {
+    let mut host = Obedient::running(after_30s());
+    host.sandbox.handle_halted(at(1_000));
+    assert_eq!(host.sandbox.halted_since(), Some(at(1_000)));
+    assert_eq!(host.reasons().first(), Some(&"host_disk_full"));
+    let asked = host.sandbox.handle_sleep(at(1_001), SleepCause::Asked, None);
+    assert_eq!(asked, Err(Refusal::HostDiskFull));
+    assert_eq!(host.sandbox.handle_capture(at(1_001), CaptureId(1)), Err(Refusal::HostDiskFull));
+    // Nobody asks its guest meanwhile, and that it says nothing is no news.
+    host.samples = false;
+    host.pass_until(at(600_000));
+    assert_eq!(host.reasons(), ["host_disk_full"]);
+    assert_eq!(host.sandbox.will_sleep_at(host.now), None);
+    assert!(host.slept_at().is_empty());
+    let silent = |event: &Event| matches!(event.what, What::GuestSilent { .. });
+    assert!(!host.events.iter().any(silent), "{:?}", host.events);
+    // It goes on where it was, and its quiet begins anew.
+    host.samples = true;
+    host.sandbox.handle_resumed(host.now);
+    assert_eq!(host.sandbox.halted_since(), None);
+    host.sample();
+    host.pass_until(at(700_000));
+    assert_eq!(host.slept_at(), [630_000]);
+    assert!(!host.events.iter().any(silent), "{:?}", host.events);
+}
+
+#[test]
+fn s01_who_waits_for_a_sleep_or_a_copy_of_one_that_is_made_to_stand_still_is_told() {
+    let mut sandbox = Obedient::running(after_30s()).sandbox;
+    sandbox.handle_capture(at(1), CaptureId(1)).expect("accepted");
+    sandbox.handle_capture(at(1), CaptureId(2)).expect("accepted");
+    assert_eq!(sandbox.handle_sleep(at(1), SleepCause::Asked, None), Ok(Served::Later));
+    let of = CaptureOf::Awake;
+    let copy = ordered(&mut sandbox, Work::Capture { capture: CaptureId(1), of });
+    sandbox.handle_halted(at(2));
+    let code = FailureCode::DiskFull;
+    say(&mut sandbox, at(3), copy, Report::Failed { code, left: Left::Awake });
+    let result = Err(Refusal::CaptureFailed { code });
+    let told: Vec<_> =
+        std::iter::from_fn(|| sandbox.poll_event()).map(|event| event.what).collect();
+    let ended = |id| What::CaptureEnded { capture: CaptureId(id), result };
+    assert_eq!(told[told.len() - 3..], [ended(1), ended(2), What::SleepFailed { code }]);
+    assert_eq!(sandbox.poll_order(), None);
 }
 
 #[test]

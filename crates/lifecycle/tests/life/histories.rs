@@ -20,6 +20,8 @@ enum Op {
     Policy(Policy),
     Pass(u64),
     Packets,
+    /// The host's disk is full, or has room again.
+    Halt(bool),
     Sample(Sample),
     /// A quiet guest, told once a second for so many seconds.
     Quiet(u64),
@@ -102,6 +104,7 @@ fn op() -> impl Strategy<Value = Op> {
         7 => Just(Op::End),
         5 => sample().prop_map(Op::Sample),
         3 => Just(Op::Packets),
+        3 => any::<bool>().prop_map(Op::Halt),
         3 => policy().prop_map(Op::Policy),
         3 => death.prop_map(Op::Die),
         6 => any::<usize>().prop_map(Op::Repeat),
@@ -124,6 +127,7 @@ fn apply(world: &mut World, op: Op) {
         Op::Policy(policy) => world.policy(policy),
         Op::Pass(ms) => world.pass(ms),
         Op::Packets => world.packets(),
+        Op::Halt(halt) => world.halt(halt),
         Op::Sample(sample) => world.sample(sample),
         Op::Quiet(seconds) => {
             for _ in 0..seconds {

@@ -44,7 +44,7 @@ fn need(sandbox: &mut Sandbox) {
 
 fn fail(sandbox: &mut Sandbox) {
     let attempt = under_way(sandbox);
-    let report = Report::Failed { code: FailureCode::NoCapacity, left: Left::Asleep };
+    let report = Report::Failed { code: FailureCode::WakeFailed, left: Left::Asleep };
     assert_eq!(sandbox.handle_report(NOW, attempt, report), Heard::Taken);
 }
 

@@ -104,6 +104,9 @@ impl World {
     fn listen(&mut self) {
         let mut superseding = 0;
         while let Some(order) = self.sandbox.poll_order() {
+            if let Work::Suspend { .. } | Work::Capture { of: CaptureOf::Awake, .. } = order.work {
+                assert_eq!(self.sandbox.halted_since(), None, "of one that stands still");
+            }
             match order.work {
                 Work::Cancel => {
                     if let Some((todo, cancelled)) = &mut self.todo
@@ -136,9 +139,19 @@ impl World {
                 What::FallingAsleep { cause: SleepCause::Idle } => self.assert_idle(),
                 // Who waited has been refused.
                 What::WakeFailed { again: false, .. }
-                    if matches!(self.sandbox.phase(), Phase::Asleep { .. }) =>
+                    if matches!(
+                        self.sandbox.phase(),
+                        // Or what it sleeps with is about to be copied.
+                        Phase::Asleep { .. }
+                            | Phase::CapturingAsleep { wake: None, .. }
+                            | Phase::Demoting { wake: None, .. }
+                    ) =>
                 {
                     self.waiting = false;
+                }
+                What::StartRefused { .. } => {
+                    self.waiting = false;
+                    self.restart_wished = false;
                 }
                 _ => {}
             }
@@ -252,6 +265,15 @@ impl World {
     pub(crate) fn pass(&mut self, ms: u64) {
         self.now = self.now.plus_ms(ms);
         self.sandbox.handle_deadline(self.now);
+        self.listen();
+    }
+
+    pub(crate) fn halt(&mut self, halt: bool) {
+        if halt {
+            self.sandbox.handle_halted(self.now);
+        } else {
+            self.sandbox.handle_resumed(self.now);
+        }
         self.listen();
     }
 
@@ -600,6 +622,7 @@ impl World {
 
     /// All that goes on ends, if from now on the host does its work.
     pub(crate) fn settle(&mut self) {
+        self.halt(false);
         for _ in 0..400 {
             self.work(Luck::Well);
             while !self.outbox.is_empty() {

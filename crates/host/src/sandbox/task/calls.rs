@@ -9,7 +9,8 @@ use lifecycle::{Call, CaptureId, Phase, Served, Start, Tier};
 use serde_json::Map;
 use tokio::sync::oneshot;
 
-use super::{Task, now};
+use super::{Halt, Task, now};
+use crate::exec::stands_still_error;
 use crate::guest::LinkState;
 use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
 use crate::sandbox::work::{CaptureTo, chain};
@@ -28,10 +29,8 @@ impl Task {
                 let served = self.core.handle_sleep(now, cause, tier);
                 self.wait_for(Goal::Asleep, served, reply);
             }
-            Message::Restart { reply } => {
-                let served = self.core.handle_restart(now);
-                self.wait_for(Goal::Started, served, reply);
-            }
+            Message::Restart { reply } => self.on_restart(reply),
+            Message::Room(seat) => self.on_room(seat),
             Message::Delete { reply } => {
                 let served = self.core.handle_delete(now);
                 self.end_checkpoints();
@@ -75,10 +74,11 @@ impl Task {
                         self.failure.as_deref(),
                     )
                 });
-                known.sandbox.checkpoint = self
-                    .checkpoints
-                    .as_ref()
-                    .map(|checkpoints| self.record.with(|manifest| checkpoints.status(manifest)));
+                known.sandbox.waits_for = self.waits_for_disk().or_else(|| self.waits_for_memory());
+                let halted = self.halt.is_some();
+                known.sandbox.checkpoint = self.checkpoints.as_ref().map(|checkpoints| {
+                    self.record.with(|manifest| checkpoints.status(manifest, halted))
+                });
                 drop(reply.send(known));
             }
             Message::Started { reply } => {
@@ -118,6 +118,14 @@ impl Task {
             return;
         }
         match self.core.handle_call_began(now(), call) {
+            Ok(Served::Now) if self.halt.as_ref().is_some_and(Halt::has_told) => {
+                self.core.handle_call_ended(now(), call.kind);
+                drop(reply.send(Err(stands_still_error())));
+            }
+            // It may go on in a moment.
+            Ok(Served::Now) if self.halt.is_some() => {
+                self.waiters.push(Waiter { call, began, reply });
+            }
             // Its machine has just ended, or its link has: either is about to be known.
             Ok(Served::Now) if self.link.state() == LinkState::Detached => {
                 self.waiters.push(Waiter { call, began, reply });
@@ -137,18 +145,23 @@ impl Task {
 
     pub(super) fn ready(&self, call: Call, woke_ms: Option<f64>) -> Ready {
         Ready {
-            link: self.link.clone(),
+            link: self.link.impatient(),
             address: self.address,
             life: self.life,
             woke_ms,
             awake_since: self.awake_since,
             env: self.record.with(|manifest| manifest.env.clone()),
-            guard: CallGuard { kind: call.kind, messages: self.messages.clone() },
+            guard: CallGuard {
+                kind: call.kind,
+                messages: self.messages.clone(),
+                stands_still: self.link.watch_stand_still(),
+            },
         }
     }
 
     pub(super) fn answer_waiters(&mut self) {
         let refusal = match self.core.phase() {
+            Phase::Running { .. } if self.halt.is_some() => return,
             Phase::Running { .. } if self.link.state() == LinkState::Detached => return,
             Phase::Running { .. } => None,
             Phase::Failed { code, .. } => Some(lifecycle::Refusal::Failed { code: *code }),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::checkpoint::CheckpointStatus;
-use lifecycle::{CaptureId, Phase, Tier, What};
+use lifecycle::{CaptureId, FailureCode, Phase, Refusal, Tier, What};
 use serde_json::{Map, json};
 
 use super::{Task, now};
@@ -17,6 +17,9 @@ use crate::manifest::{Manifest, State};
 use crate::sandbox::Message;
 use crate::sandbox::work::{CaptureTo, chain};
 use crate::settings::Files;
+
+/// Why there is none, where the host's disk is nearly full.
+const NO_SPACE: &str = "no_space: the host's disk has no room for a checkpoint";
 
 /// Checkpoints of one sandbox.
 #[derive(Debug)]
@@ -106,8 +109,8 @@ impl Checkpoints {
         self.error = Some(error);
     }
 
-    /// What is told about them.
-    pub(super) fn status(&self, manifest: &Manifest) -> CheckpointStatus {
+    /// What is told about them. `halted`: none are taken, for lack of disk.
+    pub(super) fn status(&self, manifest: &Manifest, halted: bool) -> CheckpointStatus {
         let behind = |latest: &Latest| {
             if self.covered {
                 return 0;
@@ -131,7 +134,7 @@ impl Checkpoints {
             changed_bytes: self.last.as_ref().map(|kept| kept.changed_bytes),
             carried_bytes: self.last.as_ref().map(|kept| kept.carried_bytes),
             pause_ms: self.pause_ms,
-            error: self.error.clone(),
+            error: if halted { Some(NO_SPACE.to_owned()) } else { self.error.clone() },
         }
     }
 }
@@ -207,7 +210,7 @@ impl Task {
 
     /// In how long a checkpoint is to be begun. Not of a machine that stands still for lack of disk.
     pub(super) fn checkpoint_in(&self) -> Option<Duration> {
-        if self.halted || self.body.is_none() {
+        if self.halt.is_some() || self.body.is_none() {
             return None;
         }
         self.checkpoints.as_ref()?.due_in(self.core.phase())
@@ -264,10 +267,15 @@ impl Task {
                         if let Some(keeper) = keeper {
                             keeper.doubt();
                         }
-                        let why = self.failure.clone().unwrap_or_else(|| match result {
-                            Err(refusal) => refusal.to_string(),
+                        let why = match result {
+                            Err(Refusal::CaptureFailed { code: FailureCode::DiskFull }) => {
+                                NO_SPACE.to_owned()
+                            }
+                            Err(refusal) => {
+                                self.failure.clone().unwrap_or_else(|| refusal.to_string())
+                            }
                             Ok(()) => "nothing was copied".to_owned(),
-                        });
+                        };
                         checkpoints.failed(why);
                     }
                 }

@@ -1,10 +1,7 @@
-//! What a task hears of its guest and says to it: samples, a lost link, a disk that is nearly full.
+//! What a task hears of its guest and says to it: samples, holds, a lost link.
 
 use std::time::{Duration, Instant};
 
-use serde_json::Map;
-use tokio::sync::watch;
-use vmm::machine::GuestState;
 use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
@@ -101,60 +98,13 @@ impl Task {
         }
     }
 
-    /// The disk is nearly full, or no longer: a running guest stands still meanwhile, and loses nothing but time.
-    pub(super) async fn halt_or_go_on(&mut self) {
-        let low = *self.disk_low.borrow_and_update();
-        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
-            return;
-        };
-        let done = if low { machine.pause().await } else { machine.cont().await };
-        self.halted = low;
-        match done {
-            Ok(_) => {
-                let (kind, text) = if low {
-                    ("halted", "stands still: the host's disk is nearly full")
-                } else {
-                    ("resumed", "goes on: the host's disk has room again")
-                };
-                self.timeline.add(kind, text, Map::new());
-            }
-            Err(error) => {
-                // Its end, if that is the reason, is noticed by itself.
-                tracing::warn!(sandbox = %self.id, error = chain(&error), low, "machine not halted or continued");
-            }
-        }
-    }
-
-    /// A running guest that does not say what it does may have been stopped by QEMU because the host's disk is full, or stand
-    /// still after a sleep that was given up then. It is told to go on; while the reason lasts that changes nothing.
-    pub(super) async fn nudge(&mut self) {
-        let Some(machine) = self.body.as_mut().and_then(|body| body.machine.as_mut()) else {
-            return;
-        };
-        if matches!(machine.guest_state().await, Ok(GuestState::DiskError)) {
-            tracing::warn!(sandbox = %self.id, "the host's disk is full: the guest waits to write");
-            if let Err(error) = machine.cont().await {
-                tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest that waited to write does not go on");
-                return;
-            }
-        }
-        if matches!(self.link.state(), LinkState::Quiesced | LinkState::Quiescing) {
-            let (link, id) = (self.link.clone(), self.id.clone());
-            tokio::spawn(async move {
-                let params = WakeParams { identity: None, fork: false };
-                if let Err(error) = link.wake(params, REATTACH_LIMIT).await {
-                    tracing::warn!(sandbox = %id, error = chain(&error), "a guest that stands still does not go on");
-                }
-            });
-        }
-    }
-
     pub(super) async fn on_sample(&mut self, sample: Result<Sample, String>) {
         self.sampling = false;
         self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
         self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
         match sample {
             Ok(sample) => {
+                self.guest_answers();
                 self.record.note_cpu(sample.cpu_usec);
                 self.core.handle_sample(now(), self.facts(&sample));
             }
@@ -172,13 +122,6 @@ pub(super) async fn held_changed(link: &GuestLink, known: Held, awake: bool) -> 
         return *held;
     }
     std::future::pending().await
-}
-
-/// Waits until the disk's state is another than the one that a running guest was last told.
-pub(super) async fn disk_changed(low: &mut watch::Receiver<bool>, halted: bool, running: bool) {
-    if !running || low.wait_for(|low| *low != halted).await.is_err() {
-        std::future::pending::<()>().await;
-    }
 }
 
 /// Waits until the link of a running guest is gone and it is time to make it anew.

@@ -71,6 +71,11 @@ impl Worker {
     }
 
     async fn wake_from_memory(&mut self) -> Result<Report, Failed> {
+        if *self.ground.disk_low.borrow() {
+            // It would be made to stand still at once, and whoever waits for it with it.
+            let error = "the host's disk is nearly full".to_owned();
+            return Err(Failed { code: FailureCode::DiskFull, left: Left::Asleep, error });
+        }
         if self.body.port.as_ref().is_some_and(|port| !port.is_whole()) {
             // The machine holds a tap that somebody has removed. Only another machine can be given a new one.
             if self.demote().await? != Report::Demoted {
@@ -335,7 +340,8 @@ impl Worker {
         if self.body.seat.is_some() {
             return Ok(());
         }
-        let seat = self.ground.budget.seat(memory_mib, self.ground.settings.memory_wait);
+        let seat =
+            self.ground.budget.seat(Some(&self.id), memory_mib, self.ground.settings.memory_wait);
         let seat = self.unless_superseded(seat).await;
         let error = match seat {
             Ok(seat) => {
