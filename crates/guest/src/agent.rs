@@ -47,6 +47,15 @@ pub struct Agent {
     owed: Mutex<Owed>,
 }
 
+/// What the kernel is to let go of.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Flush {
+    /// Changes, to the disks.
+    pub(crate) sync: bool,
+    /// What it keeps of the disks in memory.
+    pub(crate) drop_caches: bool,
+}
+
 /// What a fork still needs before its programs may run, over as many wakes as that takes.
 #[derive(Debug, Default)]
 struct Owed {
@@ -114,26 +123,31 @@ impl Agent {
         let _never = quiesced.wait_for(|quiesced| !quiesced).await;
     }
 
+    /// Writes to disk, and gives memory back, on a thread of its own.
+    pub(crate) async fn flush(&self, what: Flush) -> std::io::Result<()> {
+        if !what.sync && !what.drop_caches {
+            return Ok(());
+        }
+        let proc = self.settings.proc.clone();
+        let flush = tokio::task::spawn_blocking(move || {
+            if what.sync {
+                rustix::fs::sync();
+            }
+            if what.drop_caches {
+                std::fs::write(proc.join("sys/vm/drop_caches"), "3")?;
+            }
+            Ok(())
+        });
+        flush.await.map_err(std::io::Error::other)?
+    }
+
     /// Makes the user's programs stand still. If it is dropped half-way, [`wake`](Self::wake) undoes it.
     pub(crate) async fn quiesce(&self, how: Quiesce) -> Quiesced {
         // While programs still run: what takes long does not keep them standing.
         let start = Instant::now();
-        if how.sync || how.drop_caches {
-            let proc = self.settings.proc.clone();
-            let flush = tokio::task::spawn_blocking(move || {
-                if how.sync {
-                    rustix::fs::sync();
-                }
-                if how.drop_caches {
-                    std::fs::write(proc.join("sys/vm/drop_caches"), "3")?;
-                }
-                std::io::Result::Ok(())
-            });
-            match flush.await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => eprintln!("drop caches: {error}"),
-                Err(error) => eprintln!("flush: {error}"),
-            }
+        let flush = Flush { sync: how.sync, drop_caches: how.drop_caches };
+        if let Err(error) = self.flush(flush).await {
+            eprintln!("flush: {error}");
         }
         let flush_us = micros(start);
         self.quiesced.send_replace(true);

@@ -7,7 +7,7 @@ use wire::{
 };
 
 use crate::{
-    agent::Agent,
+    agent::{Agent, Flush},
     channel::{Inbox, Outbox},
     exec::{Cursor, Input},
     failure::{failure, io_failure},
@@ -54,6 +54,11 @@ pub(crate) async fn request(
         Request::Sockets => sockets::look(&agent.settings.proc)
             .map(|sockets| Some(Reply::Sockets(sockets)))
             .map_err(|error| io_failure(&error, "sockets", "look at the sockets")),
+        Request::Flush => agent
+            .flush(Flush { sync: true, drop_caches: false })
+            .await
+            .map(|()| Some(Reply::Done))
+            .map_err(|error| io_failure(&error, "flush", "write to disk")),
         Request::ExecStart(spec) => match name_fits(spec.name.as_deref()) {
             Ok(()) => {
                 let _turn = agent.turn_to_start().await;

@@ -4,6 +4,7 @@
 //! `/proc/net`, since the kernel's module for asking the same of UDP is not in the guest.
 
 use std::{
+    collections::HashSet,
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::Path,
@@ -42,6 +43,25 @@ pub(crate) fn look(proc: &Path) -> io::Result<Sockets> {
         sockets.connections.truncate(CONNECTIONS_MAX);
     }
     Ok(sockets)
+}
+
+/// How many connections to somewhere outside were opened from here: established ones on whose local port nobody listens.
+/// Those on the guest's own IPv6 address do not count: while it sleeps the host answers their keepalive probes.
+pub(crate) fn outbound() -> io::Result<u32> {
+    let messages = netlink::tcp_sockets()?;
+    Ok(outbound_of(messages.iter().filter_map(|message| TcpSocket::parse(message))))
+}
+
+fn outbound_of(sockets: impl Iterator<Item = TcpSocket>) -> u32 {
+    let (listening, rest): (Vec<_>, Vec<_>) = sockets.partition(|socket| socket.state == LISTEN);
+    let listening: HashSet<u16> = listening.iter().map(|socket| socket.local.port()).collect();
+    let count = rest
+        .iter()
+        .filter(|socket| socket.state == ESTABLISHED && socket.local.is_ipv4())
+        .filter(|socket| !socket.peer.ip().is_loopback())
+        .filter(|socket| !listening.contains(&socket.local.port()))
+        .count();
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 /// Whether packets may go somewhere else than their addresses say: this guest forwards, or keeps track of connections, without
@@ -221,6 +241,29 @@ mod tests {
         for cut in 0..waits.len() {
             assert_eq!(TcpSocket::parse(&waits[..cut]), None, "{cut} bytes");
         }
+    }
+
+    #[test]
+    fn s02_outbound_connections_are_those_opened_from_here_to_outside() {
+        let sockets = [
+            (LISTEN, "0.0.0.0:8080", "0.0.0.0:0", false),
+            (ESTABLISHED, "10.0.0.2:8080", "10.0.0.1:49152", false),
+            (ESTABLISHED, "10.0.0.2:54321", "10.0.0.1:443", true),
+            (ESTABLISHED, "127.0.0.1:54322", "127.0.0.1:8080", false),
+            (6, "10.0.0.2:54323", "10.0.0.1:443", false),
+            (ESTABLISHED, "[::1]:212", "[::1]:80", false),
+            (ESTABLISHED, "[::ffff:10.0.0.2]:213", "[::ffff:10.0.0.1]:80", true),
+            (ESTABLISHED, "[::ffff:127.0.0.1]:214", "[::ffff:127.0.0.1]:80", false),
+            (ESTABLISHED, "[fd00::2]:215", "[fd00::1]:80", false),
+        ];
+        let parsed = |(state, local, peer, _): &(u8, &str, &str, bool)| {
+            TcpSocket::parse(&message(*state, at(local), at(peer), 0)).unwrap()
+        };
+        for socket in sockets.iter().filter(|socket| socket.0 != LISTEN) {
+            let alone = [parsed(&sockets[0]), parsed(socket)];
+            assert_eq!(outbound_of(alone.into_iter()), u32::from(socket.3), "{socket:?}");
+        }
+        assert_eq!(outbound_of(sockets.iter().map(parsed)), 2);
     }
 
     #[test]

@@ -31,7 +31,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 pub use adopt::{AdoptError, Adopted};
-pub use save::{SaveError, Saved};
+pub use save::{SaveError, Saved, write_state};
 pub use start::{StartError, Started};
 
 use crate::exit::{Exit, ExitWatch};

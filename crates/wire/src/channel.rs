@@ -124,6 +124,9 @@ pub enum Request {
     },
     /// Since version 2. What is open on the network → [`Reply::Sockets`].
     Sockets,
+    /// Since version 3. Write what the file systems hold in memory to their disks, while programs run on →
+    /// [`Reply::Done`] when it is there.
+    Flush,
 }
 
 /// Longest request sent by [`Request::Long`], in bytes: what Linux takes for one `exec` (2 MiB of arguments and environment),
@@ -156,7 +159,8 @@ impl Request {
             | Self::TreeRead { .. }
             | Self::TerminalStart(_)
             | Self::TerminalResize { .. }
-            | Self::Sockets => false,
+            | Self::Sockets
+            | Self::Flush => false,
         }
     }
 }

@@ -44,13 +44,16 @@ pub use sockets::{Connection, Listener, Sockets, Transport};
 
 /// The protocol versions that this build speaks. 2 has terminals, requests longer than a frame, and notices about sleep
 /// and holds; IPv6, and what is open on the network.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 2 };
+pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 3 };
 
 /// The first version in which a guest tells what is held, and can be told that it sleeps soon.
 pub const HELD_SINCE: u16 = 2;
 
 /// The first version in which a guest can be given an IPv6 address, and tells what is open on its network.
 pub const NETWORK_SINCE: u16 = 2;
+
+/// Since which version the guest writes to disk when asked, while its programs run on ([`Request::Flush`]).
+pub const FLUSH_SINCE: u16 = 3;
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";

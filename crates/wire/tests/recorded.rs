@@ -316,19 +316,28 @@ fn version_1_is_still_written_the_same() {
 
 #[test]
 fn what_version_2_adds_is_still_understood_and_written_the_same() {
+    compare_requests("v2-host-to-guest.bin", &version_2());
+}
+
+#[test]
+fn what_version_3_adds_is_still_understood_and_written_the_same() {
+    compare_requests("v3-host-to-guest.bin", &[Request::Flush]);
+}
+
+#[track_caller]
+fn compare_requests(name: &str, requests: &[Request]) {
     let mut bytes = Vec::new();
-    for (channel, request) in (1..).zip(version_2()) {
-        let payload = wire::encode(&request).expect("encode");
+    for (channel, request) in (1..).zip(requests) {
+        let payload = wire::encode(request).expect("encode");
         Frame { kind: FrameKind::Open, channel, payload }.write_to(&mut bytes).expect("small");
     }
-    let name = "v2-host-to-guest.bin";
     let now = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
     let recorded = recording(name);
     if recorded != bytes {
         std::fs::write(&now, &bytes).expect("write");
     }
     assert!(recorded == bytes, "{name} differs from what this build writes: {}", now.display());
-    assert_eq!(of_kind::<Request>(&frames(&recorded), FrameKind::Open), version_2());
+    assert_eq!(of_kind::<Request>(&frames(&recorded), FrameKind::Open), requests);
 }
 
 #[test]

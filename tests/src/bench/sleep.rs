@@ -22,10 +22,11 @@ use super::stage::{Stage, WEB};
 use crate::until;
 use crate::wait::WAIT_MAX;
 
-/// Ticks that are asked for: more than a sleep takes, even under load.
-const TICKS: u16 = 3000;
-/// Ticks that are waited for before the sleep begins: the ticking is in full swing then.
-const TICKS_BEFORE: usize = 50;
+/// Ticks that are waited for before the sleep begins. No sandbox falls asleep by itself within the first seconds after it woke,
+/// and meanwhile the daemon has asked it each second what it does.
+const TICKS_BEFORE: usize = 2500;
+/// Ticks that are asked for: those before, and more than a sleep takes, even under load.
+const TICKS: u16 = 6000;
 /// How often the listener looks whether it may stop.
 const LISTEN_FOR: Duration = Duration::from_millis(20);
 

@@ -429,5 +429,6 @@ fn name(request: &Request) -> &'static str {
         Request::TerminalStart(_) => "terminal start",
         Request::TerminalResize { .. } => "terminal resize",
         Request::Sockets => "sockets",
+        Request::Flush => "flush",
     }
 }

@@ -4,9 +4,11 @@
 use std::{
     pin::Pin,
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use futures_util::Stream as FuturesStream;
+
 use wire::{
     Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, OutputChunk, OutputFrom,
     Reply, Request, Sample, Sockets, TerminalSize, TerminalSpec,
@@ -75,6 +77,18 @@ impl GuestLink {
         match self.ask(Request::Sockets, Some(ANSWER_LIMIT)).await? {
             Reply::Sockets(sockets) => Ok(sockets),
             _ => Err(GuestError::BadAnswer { request: "sockets" }),
+        }
+    }
+
+    /// Has the guest write everything to its disk, while its programs run on; `false`: its agent is older than this request,
+    /// and does so only when it makes them stand still.
+    pub async fn flush(&self, limit: Duration) -> Result<bool, GuestError> {
+        if !self.speaks(wire::FLUSH_SINCE) {
+            return Ok(false);
+        }
+        match self.ask(Request::Flush, Some(limit)).await? {
+            Reply::Done => Ok(true),
+            _ => Err(GuestError::BadAnswer { request: "flush" }),
         }
     }
 

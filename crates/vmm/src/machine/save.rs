@@ -1,7 +1,7 @@
 //! Writing a standing machine's state to a file.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -62,9 +62,7 @@ impl Machine {
         let since = Instant::now();
         let (mark, bytes) = self.give_state().await?;
         let state = since.elapsed();
-        let target = path.to_owned();
-        let written = tokio::task::spawn_blocking(move || write(&target, &bytes)).await;
-        written.map_err(|_| SaveError::Interrupted)??;
+        write_state(path.to_owned(), bytes).await?;
         Ok(Saved { mark, state, sync: since.elapsed().saturating_sub(state) })
     }
 
@@ -111,6 +109,12 @@ impl Machine {
         Stream::parse(&bytes)?;
         Ok((StateMark::of(&bytes), bytes))
     }
+}
+
+/// Writes a state that a machine [gave](Machine::give_state) to a file, synced; an old file is overwritten.
+pub async fn write_state(path: PathBuf, state: Vec<u8>) -> Result<(), SaveError> {
+    let written = tokio::task::spawn_blocking(move || write(&path, &state)).await;
+    Ok(written.map_err(|_| SaveError::Interrupted)??)
 }
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), FileError> {

@@ -35,7 +35,9 @@ impl Worker {
         self.phases.mark("compare");
         // QEMU flushes its disk while the guest stands: what lies before it in the file system's queue goes out now.
         let queued = vec![shadow.memory(), shadow.disk(), self.body.files.disk()];
-        sync(queued).await.map_err(|error| fail(&error))?;
+        for path in queued {
+            sync(path).await.map_err(|error| fail(&error))?;
+        }
         self.phases.mark("sync");
         // Nothing is written to its disk for this: what is in its memory stays there.
         let options = QuiesceOptions { sync: false, drop_caches: false };

@@ -34,13 +34,20 @@ impl Worker {
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
-        // Together: so the guest has one turn for all answers.
-        let (timer_due, mut look, ()) =
-            tokio::join!(self.last_sample(), self.look_at_network(), self.body.link.note_execs());
+        // Together: so the guest has one turn for all answers, and gives them while it waits for its disk.
+        let (flushed, timer_due, mut look, ()) = tokio::join!(
+            self.flush(room.is_ok()),
+            self.last_sample(),
+            self.look_at_network(),
+            self.body.link.note_execs()
+        );
         self.phases.mark("look");
-        // Written to its disk in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
-        let options = QuiesceOptions { sync: room.is_ok(), drop_caches: false };
-        if let Err(error) = self.body.link.quiesce(options, QUIESCE_LIMIT).await {
+        if self.signals.cancelled() {
+            return Ok(Report::BackAwake);
+        }
+        let options = QuiesceOptions { sync: room.is_ok() && !flushed, drop_caches: false };
+        let quiesced = self.body.link.quiesce(options, QUIESCE_LIMIT).await;
+        if let Err(error) = quiesced {
             return self
                 .back_awake(Some(failed(FailureCode::SleepFailed, Left::Awake, &error)))
                 .await;
@@ -138,14 +145,18 @@ impl Worker {
         let at_rest = self.at_rest();
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         fault::point("saving");
-        // The memory changes no more; the disk does until the state is saved, when QEMU lets go of it.
         let state_file = self.body.files.state();
-        let (saved, memory) =
-            tokio::join!(machine.save_state(&state_file), sync(vec![self.body.files.memory()]));
-        let saved = saved.map_err(|error| fail(&error))?;
-        memory.map_err(|error| fail(&error))?;
+        let (mark, state) = machine.give_state().await.map_err(|error| fail(&error))?;
         self.phases.mark("save");
-        sync(vec![self.body.files.disk()]).await.map_err(|error| fail(&error))?;
+        // Not before: the disk changes until the state is given, when QEMU lets go of it. Together: a disk that is told to
+        // write everything does so for all of them at once.
+        let (written, memory, disk) = tokio::join!(
+            vmm::machine::write_state(state_file, state),
+            sync(self.body.files.memory()),
+            sync(self.body.files.disk())
+        );
+        written.map_err(|error| fail(&error))?;
+        memory.and(disk).map_err(|error| fail(&error))?;
         self.phases.mark("sync");
         if self.signals.cancelled() {
             return Ok(false);
@@ -153,14 +164,13 @@ impl Worker {
         fault::point("saved_not_published");
         let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
         let fingerprint = machine.fingerprint().clone();
-        let state = saved.mark;
         let published = self.record.change(|manifest| {
             let demoted = matches!(manifest.state, State::SleepingInMemory { .. });
             manifest.network_at_rest = at_rest;
             manifest.state = State::SleepingOnDisk(Saved {
                 slept_at,
                 timer_due,
-                state,
+                state: mark,
                 machine: fingerprint,
                 guest_version,
             });
@@ -258,6 +268,22 @@ impl Worker {
         }
     }
 
+    /// Has the guest write to its disk, in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
+    /// Whether it did.
+    async fn flush(&self, room: bool) -> bool {
+        if !room {
+            return false;
+        }
+        let flushed = tokio::select! {
+            flushed = self.body.link.flush(QUIESCE_LIMIT) => flushed,
+            () = self.signals.turned_back() => return false,
+        };
+        flushed.unwrap_or_else(|error| {
+            tracing::debug!(sandbox = %self.id, %error, "not flushed before sleep");
+            false
+        })
+    }
+
     /// What the guest does at last, as it says itself: told to the state machine before anything else happens, so that what
     /// began in the last moment counts. Gives when its next timer is due. A guest that does not answer is found out by what
     /// follows.
@@ -338,14 +364,9 @@ fn set_aside(dir: &Path, to: &Path) -> std::io::Result<()> {
     std::fs::rename(dir, to)
 }
 
-/// Writes files' contents to the disk. Blocking work on another thread.
-pub(super) async fn sync(paths: Vec<PathBuf>) -> std::io::Result<()> {
-    let synced = tokio::task::spawn_blocking(move || {
-        for path in &paths {
-            std::fs::File::open(path)?.sync_data()?;
-        }
-        Ok(())
-    });
+/// Writes a file's content to the disk. Blocking work on another thread.
+pub(super) async fn sync(path: PathBuf) -> std::io::Result<()> {
+    let synced = tokio::task::spawn_blocking(move || std::fs::File::open(&path)?.sync_data());
     synced.await.map_err(std::io::Error::other)?
 }
 
