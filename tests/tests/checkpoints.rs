@@ -450,3 +450,55 @@ fn s18_only_what_changed_is_carried() {
         }
     });
 }
+
+#[test]
+fn s18_drives_come_along_and_the_host_that_lost_them_keeps_its_files() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        lab.ok(&["drives", "create", "data", "--size", "256"]);
+        counter(lab, "web", &["--checkpoint", "1", "--drive", "data:/data"]);
+        // The open file is in memory, what it has written on the drive: both from one moment.
+        let script = "i=0; while true; do i=$((i+1)); echo $i; echo $i >/work/last; sleep 0.05; done >/data/log";
+        lab.ok(&["exec", "web", "--background", "--", "sh", "-c", script]);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        wait_checkpoints(lab, "web", 3);
+        lose_host(lab, false);
+
+        let mut other = another_host(&store);
+        other.ok(&["drives", "create", "data", "--size", "64"]);
+        let taken = refused(&other, &["checkpoints", "restore", &id]);
+        assert_eq!(taken["code"], "name_taken", "{taken}");
+        other.ok(&["drives", "delete", "data"]);
+        other.ok(&["checkpoints", "restore", &id]);
+        let drive = other.json(&["drives", "get", "data"]);
+        assert_eq!(
+            (&drive["size_mib"], &drive["attached_to"]["name"]),
+            (&256.into(), &"web".into())
+        );
+        // Not one line is missing or there twice, from before to after.
+        let log = until("it writes on", || {
+            let log = other.sh("web", "cat /data/log");
+            let lines: Vec<u32> = log.lines().map(|line| line.parse().expect("a number")).collect();
+            let last: u32 = other.sh("web", "cat /work/last").parse().ok()?;
+            (last > 20 && lines.len() > 20).then_some(lines)
+        });
+        let all: Vec<u32> = (1..=u32::try_from(log.len()).expect("few")).collect();
+        assert_eq!(log, all);
+        other.sh("web", "kill %1 2>/dev/null; echo there >/data/there");
+        other.ok(&["sandboxes", "delete", "web"]);
+        other.ok(&["sandboxes", "create", "--name", "next", "--drive", "data:/data"]);
+        assert_eq!(other.sh("next", "cat /data/there"), "there");
+
+        // The lost host comes back: neither the sandbox nor the drive is its own any more.
+        lab.start();
+        until("it has given it up", || {
+            (lab.run(&["sandboxes", "get", "web"]).status.code() == Some(1)).then_some(())
+        });
+        until("and the drive with it", || {
+            (lab.json(&["drives", "list"]).as_array().map(Vec::len) == Some(0)).then_some(())
+        });
+        assert!(lab.data().join("moved").join(&id).join("drive-data/disk").exists());
+        other.tear_down();
+    });
+}

@@ -176,7 +176,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 19] = [
+const IN_DATA: [&str; 20] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",
@@ -189,6 +189,7 @@ const IN_DATA: [&str; 19] = [
     "forwarding.before",
     "qemu.json",
     "host.id",
+    "drives",
     "ipv6-prefix",
     "moved",
     "images",

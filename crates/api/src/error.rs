@@ -33,6 +33,10 @@ pub enum Code {
     CheckpointsUnavailable,
     /// The checkpoint is damaged, or does not fit this host: 409.
     CheckpointUnusable,
+    /// It is in use (a drive that a sandbox has): 409.
+    InUse,
+    /// A drive is missing, damaged, or does not fit the sandbox: 409.
+    DriveUnusable,
     /// It exists already (a file or folder): 409.
     Exists,
     /// The path is not a folder, or is one: 409.
@@ -65,7 +69,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 27] = [
+    pub const ALL: [Self; 29] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::NotFound,
@@ -79,6 +83,8 @@ impl Code {
         Self::SandboxMoved,
         Self::CheckpointsUnavailable,
         Self::CheckpointUnusable,
+        Self::InUse,
+        Self::DriveUnusable,
         Self::Exists,
         Self::WrongFileType,
         Self::PermissionDenied,
@@ -112,6 +118,8 @@ impl Code {
             | Self::SandboxMoved
             | Self::CheckpointsUnavailable
             | Self::CheckpointUnusable
+            | Self::InUse
+            | Self::DriveUnusable
             | Self::Exists
             | Self::WrongFileType => 409,
             Self::TooLarge => 413,
@@ -214,20 +222,22 @@ mod tests {
             Code::SandboxMoved => 10,
             Code::CheckpointsUnavailable => 11,
             Code::CheckpointUnusable => 12,
-            Code::Exists => 13,
-            Code::WrongFileType => 14,
-            Code::PermissionDenied => 15,
-            Code::CannotStart => 16,
-            Code::ProgramNotFound => 17,
-            Code::TooLarge => 18,
-            Code::PortClosed => 19,
-            Code::BadAnswer => 20,
-            Code::NoSpace => 21,
-            Code::NoCapacity => 22,
-            Code::SleepFailed => 23,
-            Code::WakeFailed => 24,
-            Code::Timeout => 25,
-            Code::Internal => 26,
+            Code::InUse => 13,
+            Code::DriveUnusable => 14,
+            Code::Exists => 15,
+            Code::WrongFileType => 16,
+            Code::PermissionDenied => 17,
+            Code::CannotStart => 18,
+            Code::ProgramNotFound => 19,
+            Code::TooLarge => 20,
+            Code::PortClosed => 21,
+            Code::BadAnswer => 22,
+            Code::NoSpace => 23,
+            Code::NoCapacity => 24,
+            Code::SleepFailed => 25,
+            Code::WakeFailed => 26,
+            Code::Timeout => 27,
+            Code::Internal => 28,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::checkpoint::Checkpoint;
+use crate::drive::{AttachDrive, CreateDrive, Drive};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
 use crate::file::FileInfo;
 use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
@@ -37,6 +38,8 @@ pub struct NewSandbox {
     pub cpus: u32,
     /// MiB.
     pub memory_mib: u32,
+    /// Drives that it has, which nobody else has then.
+    pub drives: Vec<AttachDrive>,
     /// Environment of every command.
     pub env: BTreeMap<String, String>,
     /// Free labels.
@@ -231,6 +234,18 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
 
     /// Removes a snapshot. What was made from it does not need it.
     async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError>;
+
+    /// Makes a drive, empty.
+    async fn drive_create(&self, new: CreateDrive) -> Result<Drive, ApiError>;
+
+    /// All drives of this host, by name.
+    async fn drives(&self) -> Result<Vec<Drive>, ApiError>;
+
+    /// One drive.
+    async fn drive_view(&self, name: &str) -> Result<Drive, ApiError>;
+
+    /// Removes a drive that no sandbox has.
+    async fn drive_delete(&self, name: &str) -> Result<(), ApiError>;
 
     /// The newest checkpoint of each sandbox in the host's store, oldest first; whoever's they are.
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError>;

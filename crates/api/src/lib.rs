@@ -13,6 +13,7 @@
 
 pub mod checkpoint;
 pub mod drain;
+pub mod drive;
 pub mod error;
 pub mod event;
 pub mod exec;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::SandboxId;
 use crate::checkpoint::{CheckpointSetting, CheckpointStatus};
+use crate::drive::{AttachDrive, SandboxDrive};
 
 /// Seconds of quiet after which a sandbox sleeps, unless it says otherwise.
 pub const SLEEP_AFTER_SECONDS_DEFAULT: u64 = 30;
@@ -126,6 +127,10 @@ with_policy! {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         #[schema(minimum = 256, maximum = 16_384)]
         pub memory_mib: Option<u32>,
+        /// Drives that it shall have, at most 8; no other sandbox has them then. They stay when it is deleted.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[schema(max_items = 8)]
+        pub drives: Vec<AttachDrive>,
         /// Environment of every command. Fixed at the command's start.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub env: BTreeMap<String, String>,
@@ -320,6 +325,9 @@ pub struct Sandbox {
     /// What it is a fork of.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub forked_from: Option<SandboxId>,
+    /// Its drives.
+    #[serde(default)]
+    pub drives: Vec<SandboxDrive>,
     /// Environment of every command.
     pub env: BTreeMap<String, String>,
     /// Free labels.

@@ -135,6 +135,23 @@ impl FromRequestParts<App> for SnapshotName {
     }
 }
 
+/// The drive that the path names.
+pub(crate) struct DriveName(pub(crate) String);
+
+impl FromRequestParts<App> for DriveName {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = path_param(parts, app, "name").await?;
+        if !crate::validate::is_name(&given) {
+            return Err(ApiError::new(Code::NotFound, "there is no drive of this name")
+                .hint("`GET /v1/drives` lists them")
+                .into());
+        }
+        Ok(Self(given))
+    }
+}
+
 /// The sandbox whose checkpoint the path names: the store knows it, the catalogue need not.
 pub(crate) struct CheckpointOf(pub(crate) api::SandboxId);
 

@@ -183,6 +183,7 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
         snapshot: request.snapshot,
         cpus: request.cpus.unwrap_or(1),
         memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
+        drives: request.drives,
         env: request.env,
         labels: request.labels,
         policy,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use api::ApiError;
 use api::checkpoint::EVERY_SECONDS_RANGE;
+use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_RANGE, DRIVES_MAX};
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::sandbox::{
     AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox,
@@ -59,6 +60,7 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
             ("image", request.image.is_some()),
             ("cpus", request.cpus.is_some()),
             ("memory_mib", request.memory_mib.is_some()),
+            ("drives", !request.drives.is_empty()),
         ];
         if let Some((field, _)) = also.into_iter().find(|(_, given)| *given) {
             let text = format!("`{field}`: the snapshot decides about this");
@@ -67,9 +69,71 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
             );
         }
     }
+    attached(&request.drives)?;
     env(&request.env)?;
     labels(&request.labels)?;
     policy(&request.policy())
+}
+
+/// Checks a new drive.
+pub(crate) fn drive(request: &CreateDrive) -> Result<(), ApiError> {
+    name("name", &request.name)?;
+    match request.size_mib {
+        Some(size) if !DRIVE_MIB_RANGE.contains(&size) => {
+            let (least, most) = (DRIVE_MIB_RANGE.start(), DRIVE_MIB_RANGE.end());
+            Err(out_of_range("size_mib", size, least, most))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Checks drives that a sandbox shall have.
+pub(crate) fn attached(drives: &[AttachDrive]) -> Result<(), ApiError> {
+    if drives.len() > DRIVES_MAX {
+        let error = ApiError::invalid("drives", format!("`drives`: {} drives", drives.len()));
+        return Err(error.hint(format!("at most {DRIVES_MAX}")));
+    }
+    for (at, drive) in drives.iter().enumerate() {
+        let field = format!("drives[{at}].name");
+        name(&field, &drive.name)?;
+        if drives[..at].iter().any(|other| other.name == drive.name) {
+            let text = format!("`{field}`: `{}` is there twice", drive.name);
+            return Err(ApiError::invalid(&field, text));
+        }
+        let field = format!("drives[{at}].path");
+        mount_path(&field, &drive.path)?;
+        if drives[..at].iter().any(|other| parts(&other.path).eq(parts(&drive.path))) {
+            let text = format!("`{field}`: another drive has this path");
+            return Err(ApiError::invalid(&field, text));
+        }
+    }
+    Ok(())
+}
+
+/// Folders, with all in them, in which no drive can be: the kernel's, and the guest agent's.
+const NOT_IN: [&str; 5] = ["/proc", "/sys", "/dev", "/run", "/var/lib/dormouse"];
+/// Folders in place of which no drive can be: no program would run.
+const NOT_AT: [&str; 9] =
+    ["/", "/bin", "/etc", "/lib", "/lib64", "/sbin", "/usr", "/usr/bin", "/usr/lib"];
+
+fn mount_path(field: &str, given: &str) -> Result<(), ApiError> {
+    path(field, given)?;
+    if given.chars().any(char::is_control) {
+        return Err(ApiError::invalid(field, format!("`{field}`: contains a control character")));
+    }
+    let within = |folder: &&str| {
+        let mut given = parts(given);
+        parts(folder).all(|part| given.next() == Some(part))
+    };
+    if NOT_IN.iter().any(within) || NOT_AT.iter().any(|folder| parts(folder).eq(parts(given))) {
+        let text = format!("`{field}`: the system needs this folder itself");
+        return Err(ApiError::invalid(field, text).hint("a folder of its own, such as `/data`"));
+    }
+    Ok(())
+}
+
+fn parts(path: &str) -> impl Iterator<Item = &str> {
+    path.split('/').filter(|part| !part.is_empty() && *part != ".")
 }
 
 /// Checks changes.
@@ -401,6 +465,30 @@ mod tests {
     use api::checkpoint::CheckpointSetting;
 
     use super::*;
+
+    #[test]
+    fn where_drives_can_be() {
+        let drive = |name: &str, path: &str| AttachDrive {
+            name: name.to_owned(),
+            path: path.to_owned(),
+            read_only: false,
+        };
+        let field = |drives: &[AttachDrive]| attached(drives).expect_err("refused").field;
+        attached(&[drive("a", "/data"), drive("b", "/data/b"), drive("c", "/home/x/c")]).unwrap();
+        for wrong in
+            ["", "data", "/", "//", "/./", "/proc/x", "/dev", "/run/../data", "/etc/", "/a\nb"]
+        {
+            let field = field(&[drive("a", wrong)]);
+            assert_eq!(field.as_deref(), Some("drives[0].path"), "{wrong}");
+        }
+        attached(&[drive("a", "/devices"), drive("b", "/etc/app")]).unwrap();
+        let twice = field(&[drive("a", "/data"), drive("b", "/data/.")]);
+        assert_eq!(twice.as_deref(), Some("drives[1].path"));
+        let twice = field(&[drive("a", "/data"), drive("a", "/other")]);
+        assert_eq!(twice.as_deref(), Some("drives[1].name"));
+        let many: Vec<_> = (0..9).map(|n| drive(&format!("d{n}"), &format!("/d{n}"))).collect();
+        assert_eq!(field(&many).as_deref(), Some("drives"));
+    }
 
     #[test]
     fn names() {

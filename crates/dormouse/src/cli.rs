@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use api::drive::AttachDrive;
 use api::sandbox::{SleepTier, Status};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -103,6 +104,9 @@ pub(crate) enum Command {
     /// Keep sandboxes of one moment under names, to make others from them (`sandboxes create --snapshot`).
     #[command(subcommand, visible_alias = "snapshot")]
     Snapshots(SnapshotsCommand),
+    /// Disks that outlive sandboxes, attached to one at a time (`sandboxes create --drive`).
+    #[command(subcommand, visible_alias = "drive")]
+    Drives(DrivesCommand),
     /// Checkpoints in the object store, from which another host takes up a sandbox.
     #[command(subcommand)]
     Checkpoints(CheckpointsCommand),
@@ -218,6 +222,61 @@ pub(crate) enum SnapshotsCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum DrivesCommand {
+    /// Make an empty drive.
+    Create {
+        /// Its name: a-z, 0-9 and `-`.
+        name: String,
+        /// Size of its file system in MiB, or with `G` or `T`: 64 to 1T; default 10G. It takes room only as it is filled.
+        #[arg(long, value_name = "SIZE", value_parser = size_mib)]
+        size: Option<u64>,
+    },
+    /// List drives, and which sandbox has each.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Tell about one.
+    Get {
+        /// Its name.
+        name: String,
+    },
+    /// Delete drives with all that is on them; refused while a sandbox has them.
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+/// MiB of a size such as `512`, `512M`, `10G` or `1T`.
+fn size_mib(text: &str) -> Result<u64, String> {
+    let wrong = || "a number of MiB, or of `G` or `T`, such as `512`, `10G` or `1T`".to_owned();
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let factor = match &text[digits.len()..] {
+        "" | "M" | "MiB" => 1,
+        "G" | "GiB" => 1024,
+        "T" | "TiB" => 1024 * 1024,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(factor).ok_or_else(wrong)
+}
+
+/// A drive and where it shall be: `NAME:PATH`, with `:ro` behind it for reading only.
+fn drive(text: &str) -> Result<AttachDrive, String> {
+    let (text, read_only) = match text.strip_suffix(":ro") {
+        Some(text) => (text, true),
+        None => (text, false),
+    };
+    match text.split_once(':') {
+        Some((name, path)) if !name.is_empty() && path.starts_with('/') => {
+            Ok(AttachDrive { name: name.to_owned(), path: path.to_owned(), read_only })
+        }
+        _ => Err("the drive's name and a path in the sandbox, such as `data:/data`".to_owned()),
+    }
+}
+
 /// What a new sandbox is made of.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SizeArgs {
@@ -233,6 +292,9 @@ pub(crate) struct SizeArgs {
     /// Memory in MiB, 256-16384; default 512.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory_mib: Option<u32>,
+    /// A drive that it shall have, and the folder where; `:ro`: it cannot write it. May be given several times.
+    #[arg(long = "drive", value_name = "NAME:PATH[:ro]", value_parser = drive, conflicts_with = "snapshot")]
+    pub(crate) drives: Vec<AttachDrive>,
     /// Environment of every command; may be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) env: Vec<(String, String)>,

@@ -133,6 +133,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Link { name, port } => {
             commands::sandboxes::link(&client()?, &name, port, json).await
         }
+        Command::Drives(command) => commands::drives::drives(&client()?, command, json).await,
         Command::Snapshots(command) => {
             commands::snapshots::snapshots(&client()?, command, json).await
         }

@@ -2,12 +2,15 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use tokio::sync::watch;
-use wire::{Ipv6Network, Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
+use wire::{Ipv6Network, Mount, Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
 
 use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, system::System};
 
@@ -40,11 +43,13 @@ pub struct Agent {
     pub(crate) execs: Execs,
     pub(crate) holds: Arc<Holds>,
     cgroup: Option<Cgroup>,
-    system: Box<dyn System>,
+    system: Arc<dyn System>,
     boot: [u8; 16],
     quiesced: watch::Sender<bool>,
     starts: tokio::sync::Mutex<()>,
     owed: Mutex<Owed>,
+    /// Number of the attempt to stand still.
+    stills: Arc<AtomicU64>,
 }
 
 /// What the kernel is to let go of.
@@ -61,6 +66,7 @@ pub(crate) struct Flush {
 struct Owed {
     entropy: bool,
     identity: bool,
+    mounts: bool,
 }
 
 impl Agent {
@@ -69,7 +75,7 @@ impl Agent {
     ///
     /// # Errors
     /// When the cgroup, the output directory or the socket cannot be made.
-    pub fn start(settings: Settings, system: Box<dyn System>) -> std::io::Result<Arc<Self>> {
+    pub fn start(settings: Settings, system: Arc<dyn System>) -> std::io::Result<Arc<Self>> {
         let mut boot = [0; 16];
         rustix::rand::getrandom(&mut boot[..], rustix::rand::GetRandomFlags::empty())?;
         let cgroup = settings.cgroup.clone().map(Cgroup::make).transpose()?;
@@ -87,6 +93,7 @@ impl Agent {
             quiesced: watch::Sender::new(false),
             starts: tokio::sync::Mutex::default(),
             owed: Mutex::default(),
+            stills: Arc::default(),
             settings,
         }))
     }
@@ -167,12 +174,39 @@ impl Agent {
             }
         };
         let freeze_us = micros(start);
+        if how.sync && frozen {
+            self.still_drives().await;
+        }
         Quiesced { attempt: how.attempt, frozen, freeze_us, flush_us }
+    }
+
+    /// Brings the file systems of the drives into the state of unmounted ones, while nobody writes them. So what is on a drive is
+    /// whole without this memory whenever the guest stands still: for whoever has the drive next, if this guest never goes on.
+    async fn still_drives(&self) {
+        let attempt = self.stills.fetch_add(1, Ordering::SeqCst) + 1;
+        let (system, stills) = (Arc::clone(&self.system), Arc::clone(&self.stills));
+        let stilled = tokio::task::spawn_blocking(move || {
+            let done = system.still_drives();
+            // A wake has come meanwhile, and has found nothing to undo yet.
+            if stills.load(Ordering::SeqCst) != attempt {
+                return done.and(system.free_drives());
+            }
+            done
+        });
+        match stilled.await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => eprintln!("{error}"),
+            Err(error) => eprintln!("freeze the drives: {error}"),
+        }
     }
 
     /// Sets the guest right and lets the user's programs go on. All of it takes a few milliseconds and is done without
     /// giving up the thread, so that nothing else of the agent runs in a half-woken guest.
-    pub(crate) fn wake(&self, wake: &Wake, ipv6: Option<&Ipv6Network>) -> Woke {
+    pub(crate) fn wake(&self, wake: &Wake, ipv6: Option<&Ipv6Network>, mounts: &[Mount]) -> Woke {
+        self.stills.fetch_add(1, Ordering::SeqCst);
+        if let Err(error) = self.system.free_drives() {
+            eprintln!("{error}");
+        }
         let mut steps = Steps::default();
         let clock_step_ns = match wake.realtime_ns {
             None => steps.skip(Step::Clock),
@@ -210,8 +244,13 @@ impl Agent {
         if let Some(ipv6) = ipv6 {
             steps.run(Step::Ipv6, || self.system.ipv6(ipv6));
         }
-        // A fork that draws what its parent draws, or speaks with its parent's address, must not run.
-        let running = if owed.entropy || owed.identity {
+        if !mounts.is_empty() {
+            let mounted = steps.run(Step::Mounts, || self.system.mount(mounts));
+            owed.mounts = mounted.is_none();
+        }
+        // A fork that draws what its parent draws, or speaks with its parent's address, must not run; nor may programs write below a
+        // folder where their drive should be.
+        let running = if owed.entropy || owed.identity || owed.mounts {
             steps.skip::<()>(Step::Thaw);
             false
         } else {
@@ -293,6 +332,15 @@ mod tests {
         fn ipv6(&self, _: &Ipv6Network) -> Result<(), String> {
             Ok(())
         }
+        fn mount(&self, _: &[Mount]) -> Result<(), String> {
+            Ok(())
+        }
+        fn still_drives(&self) -> Result<(), String> {
+            Ok(())
+        }
+        fn free_drives(&self) -> Result<(), String> {
+            Ok(())
+        }
     }
 
     fn bytes<T: serde::Serialize>(kind: FrameKind, channel: u32, message: &T) -> Vec<u8> {
@@ -329,7 +377,7 @@ mod tests {
             proc: "/proc".into(),
             etc: "/etc".into(),
         };
-        let agent = Agent::start(settings, Box::new(Still)).unwrap();
+        let agent = Agent::start(settings, Arc::new(Still)).unwrap();
         let (mut host, port) = UnixStream::pair().unwrap();
         tokio::spawn(crate::link::serve(Arc::clone(&agent), port));
         let turn = agent.starts.lock().await;

@@ -146,10 +146,15 @@ fn load_modules() -> Result<(), BootError> {
     Ok(())
 }
 
-/// The first virtio disk that holds an ext file system.
+/// The first virtio disk without a serial number that holds an ext file system.
 fn root_disk() -> io::Result<Option<PathBuf>> {
     for letter in 'a'..='z' {
         let disk = PathBuf::from(format!("/dev/vd{letter}"));
+        // The root has no serial number; drives have.
+        let serial = fs::read_to_string(format!("/sys/block/vd{letter}/serial"));
+        if serial.is_ok_and(|serial| !serial.trim().is_empty()) {
+            continue;
+        }
         let mut file = match File::open(&disk) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             file => file?,

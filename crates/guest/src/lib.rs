@@ -18,6 +18,7 @@ mod awake;
 pub mod boot;
 mod cgroup;
 mod channel;
+pub mod drives;
 mod exec;
 mod failure;
 mod files;

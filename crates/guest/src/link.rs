@@ -19,7 +19,7 @@ use tokio::{
 };
 use wire::{
     CHANNELS_MAX, Decoder, FailureCode, Frame, FrameKind, GuestHello, Held, Ipv6Network, LinkId,
-    Request, ToGuest, ToHost, Wake,
+    Mount, Request, ToGuest, ToHost, Wake,
 };
 
 use crate::{
@@ -219,13 +219,16 @@ impl Link {
                 });
                 self.quiescing = Some(task.abort_handle());
             }
-            ToGuest::Wake(wake) => self.wake(&wake, None),
-            ToGuest::WakeWithIpv6(wake, ipv6) => self.wake(&wake, Some(&ipv6)),
+            ToGuest::Wake(wake) => self.wake(&wake, None, &[]),
+            ToGuest::WakeWithIpv6(wake, ipv6) => self.wake(&wake, Some(&ipv6), &[]),
+            ToGuest::WakeWithMounts(wake, ipv6, mounts) => {
+                self.wake(&wake, ipv6.as_ref(), &mounts);
+            }
             ToGuest::SleepNotice(notice) => self.agent.holds.tell(notice),
         }
     }
 
-    fn wake(&mut self, wake: &Wake, ipv6: Option<&Ipv6Network>) {
+    fn wake(&mut self, wake: &Wake, ipv6: Option<&Ipv6Network>, mounts: &[Mount]) {
         if self.id != Some(wake.link) {
             // A host that resumes what it never had. Its wait ends by its limit.
             eprintln!("wake for another link: {:?}", wake.link);
@@ -236,7 +239,7 @@ impl Link {
             quiescing.abort();
         }
         self.still.store(false, Ordering::Relaxed);
-        let woke = self.agent.wake(wake, ipv6);
+        let woke = self.agent.wake(wake, ipv6, mounts);
         let hold = (!woke.running).then_some(true).or(Some(false));
         let mut bytes = Vec::new();
         append_control(&mut bytes, &ToHost::Woke(woke));

@@ -8,9 +8,9 @@
 //!
 //! The kernel's command line needs `panic=-1`: when this program ends, for whatever reason, the machine stops and is noticed.
 
-use std::{error::Error, path::Path, process::ExitCode, time::Duration};
+use std::{error::Error, path::Path, process::ExitCode, sync::Arc, time::Duration};
 
-use guest::{Agent, Settings, boot, link, port, system::Guest};
+use guest::{Agent, Settings, boot, drives::Drives, link, port, system::Guest};
 
 /// Threads for file system calls; more would only wait for the one disk.
 const HELPERS_MAX: usize = 8;
@@ -49,8 +49,8 @@ fn run() -> Result<std::convert::Infallible, Box<dyn Error>> {
             proc: "/proc".into(),
             etc: "/etc".into(),
         };
-        let system = Guest { etc: "/etc".into(), card: "eth0".into() };
-        let agent = Agent::start(settings, Box::new(system))?;
+        let system = Guest { etc: "/etc".into(), card: "eth0".into(), drives: Drives::default() };
+        let agent = Agent::start(settings, Arc::new(system))?;
         let device = boot::wait("find the virtio-serial port", || {
             port::find(Path::new("/sys"), Path::new("/dev"))
         })?;

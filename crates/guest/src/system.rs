@@ -4,9 +4,12 @@
 use std::{fs, io, net::Ipv4Addr, path::PathBuf};
 
 use rustix::time::{ClockId, Timespec};
-use wire::{Identity, Ipv6Network, Network, control::ENTROPY_LEN};
+use wire::{Identity, Ipv6Network, Mount, Network, control::ENTROPY_LEN};
 
-use crate::netlink::{self, Card};
+use crate::{
+    drives::Drives,
+    netlink::{self, Card},
+};
 
 /// A wall clock that is off by less is left alone: a step disturbs programs more than it helps them.
 pub const CLOCK_TOLERANCE_NS: i64 = 3_000_000;
@@ -25,6 +28,13 @@ pub trait System: std::fmt::Debug + Send + Sync + 'static {
     fn network(&self, network: &Network) -> Result<(), String>;
     /// The card's IPv6 address, routes and neighbour.
     fn ipv6(&self, network: &Ipv6Network) -> Result<(), String>;
+    /// Mounts drives that are not mounted yet.
+    fn mount(&self, mounts: &[Mount]) -> Result<(), String>;
+    /// Has everything of the drives written and their file systems marked as whole; until [`System::free_drives`] nobody writes
+    /// them. May take as long as the disk does.
+    fn still_drives(&self) -> Result<(), String>;
+    /// Undoes [`System::still_drives`]; harmless without it.
+    fn free_drives(&self) -> Result<(), String>;
 }
 
 /// The guest that we run in.
@@ -34,6 +44,8 @@ pub struct Guest {
     pub etc: PathBuf,
     /// The name of the network card.
     pub card: String,
+    /// What it has mounted.
+    pub drives: Drives,
 }
 
 impl System for Guest {
@@ -101,6 +113,18 @@ impl System for Guest {
     fn ipv6(&self, network: &Ipv6Network) -> Result<(), String> {
         let done = self.card()?.configure_ipv6(network);
         done.map_err(|error| format!("give {} its IPv6 address: {error}", self.card))
+    }
+
+    fn mount(&self, mounts: &[Mount]) -> Result<(), String> {
+        self.drives.mount(mounts)
+    }
+
+    fn still_drives(&self) -> Result<(), String> {
+        self.drives.freeze()
+    }
+
+    fn free_drives(&self) -> Result<(), String> {
+        self.drives.thaw()
     }
 }
 

@@ -15,6 +15,7 @@ use vmm::qemu::{DiscoverError, Known, Places};
 
 use crate::budget::Budget;
 use crate::checkpoints::{self, Store, StoreUrlError};
+use crate::drives::Drives;
 use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
@@ -135,7 +136,10 @@ impl Daemon {
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
         let disk_low = watch_disk(settings.sandboxes_dir());
         let budget = Budget::new(settings.memory_budget_mib);
+        let dir = settings.drives_dir();
+        let drives = Arc::new(Drives::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
         let ground = Arc::new(Ground {
+            drives,
             disk_low,
             settings,
             qemu,
@@ -185,7 +189,7 @@ impl Daemon {
         let image =
             self.ground.image(crate::images::DEFAULT_NAME).map_err(|error| image_error(&error))?;
         let memory_mib = api::sandbox::MEMORY_MIB_DEFAULT;
-        let made = self.ground.templates.get(&self.ground, &image, 1, memory_mib).await;
+        let made = self.ground.templates.get(&self.ground, &image, 1, memory_mib, false).await;
         made.map(drop).map_err(|error| {
             tracing::error!(error = chain(&error), "no template");
             ApiError::new(

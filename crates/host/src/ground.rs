@@ -9,6 +9,7 @@ use vmm::{Account, Disk, Fingerprint, MachineSpec, Network, Outlets, Qemu};
 
 use crate::budget::Budget;
 use crate::checkpoints::{self, Store};
+use crate::drives::Drives;
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
 use crate::settings::Settings;
@@ -25,6 +26,8 @@ pub(crate) struct Ground {
     pub(crate) subnet: Subnet,
     pub(crate) slots: Slots,
     pub(crate) templates: Templates,
+    /// Disks that outlive sandboxes.
+    pub(crate) drives: Arc<Drives>,
     /// Room in memory.
     pub(crate) budget: Budget,
     /// Turns for bringing machines back from disk: more at a time than there are processors help nobody, and the first that
@@ -39,8 +42,8 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// What a state of a sandbox of this size, saved here and now, depends on.
-    pub(crate) fn fingerprint(&self, cpus: u32, memory_mib: u32) -> Fingerprint {
+    /// What a state of a sandbox of this size, with places for drives or without, saved here and now, depends on.
+    pub(crate) fn fingerprint(&self, cpus: u32, memory_mib: u32, drives: bool) -> Fingerprint {
         let nowhere = std::path::PathBuf::from("/nonexistent");
         self.qemu.fingerprint(&MachineSpec {
             label: "any".to_owned(),
@@ -48,6 +51,7 @@ impl Ground {
             memory_mib,
             memory: nowhere.clone(),
             disk: Some(Disk { overlay: nowhere.clone(), base: nowhere.clone() }),
+            drives: drives.then(Vec::new),
             network: Some(Network {
                 tap: std::sync::Arc::clone(&self.no_tap),
                 mac: [2, 0, 0, 0, 0, 1],

@@ -24,6 +24,8 @@ pub mod budget;
 mod checkpoints;
 pub mod clock;
 pub mod daemon;
+mod drive_verbs;
+mod drives;
 mod exec;
 mod execs_kept;
 pub mod fault;

@@ -52,6 +52,9 @@ pub struct Manifest {
     pub cpus: u32,
     /// MiB.
     pub memory_mib: u32,
+    /// Its drives, by their places in the machine.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub drives: Vec<DriveUse>,
     /// Environment of every command.
     pub env: BTreeMap<String, String>,
     /// Free labels.
@@ -89,6 +92,38 @@ pub struct Manifest {
     pub state: State,
     /// Since when.
     pub since: Moment,
+}
+
+/// A drive of a sandbox.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DriveUse {
+    /// Its name.
+    pub name: String,
+    /// Where it is mounted in the guest.
+    pub path: String,
+    /// The guest cannot write it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// Whose it is.
+    pub kind: DriveKind,
+}
+
+/// Whose a sandbox's drive is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DriveKind {
+    /// A drive with a life of its own, which no other sandbox has meanwhile.
+    Drive,
+    /// A copy among the sandbox's own files ([`Files::drive`](crate::settings::Files::drive)).
+    Copy,
+}
+
+impl Manifest {
+    /// The drives as those of a copy of this sandbox: copies.
+    pub(crate) fn copied_drives(&self) -> Vec<DriveUse> {
+        let copy = |drive: &DriveUse| DriveUse { kind: DriveKind::Copy, ..drive.clone() };
+        self.drives.iter().map(copy).collect()
+    }
 }
 
 /// What a sandbox does, as far as a new daemon must know.
@@ -303,6 +338,7 @@ mod tests {
             image_digest: "d".to_owned(),
             cpus: 1,
             memory_mib: 512,
+            drives: Vec::new(),
             env: BTreeMap::new(),
             labels: BTreeMap::new(),
             policy: Policy::new(300),

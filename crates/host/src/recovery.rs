@@ -39,7 +39,7 @@ use crate::ground::Ground;
 use crate::manifest::{self, Manifest, ManifestError, State};
 use crate::network::asleep::AtRest;
 use crate::record::Record;
-use crate::sandbox::body::{Body, machine_spec};
+use crate::sandbox::body::{Body, Shape, machine_spec};
 use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, Handle, start};
 use crate::settings::Files;
@@ -80,6 +80,9 @@ pub(crate) async fn recover(
             }
         };
         let id = manifest.id.clone();
+        if manifest.state != State::Creating {
+            ground.drives.settle(&id, &manifest.drives);
+        }
         let Some(slot) = ground.slots.claim(manifest.slot) else {
             quarantine(
                 ground,
@@ -341,7 +344,7 @@ impl Finder<'_> {
 
     fn spec(&self, manifest: &Manifest) -> Result<vmm::MachineSpec, String> {
         let nothing = std::fs::File::open("/dev/null").map_err(|error| error.to_string())?;
-        let size = (manifest.cpus, manifest.memory_mib);
+        let shape = Shape::of(self.ground, manifest, &self.body.files);
         let slot = self.body.slot.number();
         let root = std::path::PathBuf::from("/nonexistent");
         Ok(machine_spec(
@@ -349,7 +352,7 @@ impl Finder<'_> {
             self.id,
             &self.body.files,
             slot,
-            size,
+            shape,
             root,
             Arc::new(nothing.into()),
         ))
@@ -522,6 +525,7 @@ fn failure_of(code: &str) -> FailureCode {
         Code::CaptureFailed,
         Code::DestroyFailed,
         Code::MachineLost,
+        Code::DriveUnusable,
     ];
     // A code of a newer build: that it failed is what counts.
     all.into_iter().find(|known| known.as_str() == code).unwrap_or(Code::BootFailed)

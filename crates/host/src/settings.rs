@@ -98,6 +98,11 @@ impl Settings {
         self.data.join("snapshots")
     }
 
+    /// Folder of drives.
+    pub fn drives_dir(&self) -> PathBuf {
+        self.data.join("drives")
+    }
+
     /// Where sandboxes go that another host has taken over: their files are kept for a person to look at.
     pub fn moved_dir(&self) -> PathBuf {
         self.data.join("moved")
@@ -144,6 +149,11 @@ impl Files {
     /// Its own blocks of the root disk, over the image's.
     pub fn disk(&self) -> PathBuf {
         self.dir.join("disk.qcow2")
+    }
+
+    /// Its own copy of the drive in this place, counted from 0.
+    pub fn drive(&self, place: usize) -> PathBuf {
+        self.dir.join(format!("drive-{place}"))
     }
 
     /// QEMU's messages.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! <data>/snapshots/<name>/snapshot.json   whose it was, its settings, what its state depends on
-//! <data>/snapshots/<name>/memory, state, disk.qcow2
+//! <data>/snapshots/<name>/memory, state, disk.qcow2, drive-<place>
 //! <data>/snapshots/.making-<id>/          one that is being taken
 //! ```
 //!
@@ -106,7 +106,7 @@ impl Snapshots {
         let note = Note { format: FORMAT, taken_at: saved.slept_at.clone(), of, saved };
         let text = serde_json::to_vec_pretty(&note)
             .map_err(|error| SnapshotError::File("write the snapshot's note", error.into()))?;
-        for part in [draft.memory(), draft.state(), draft.disk()] {
+        for part in parts(draft, &note) {
             std::fs::File::open(&part)
                 .and_then(|file| file.sync_all())
                 .map_err(|error| SnapshotError::File("write the snapshot to disk", error))?;
@@ -192,9 +192,15 @@ fn read(dir: &Path) -> Result<Note, SnapshotError> {
     serde_json::from_value(note).map_err(|error| fail(error.into()))
 }
 
+/// The files of a snapshot, without its note.
+fn parts(files: &Files, note: &Note) -> Vec<PathBuf> {
+    let drives = (0..note.of.drives.len()).map(|place| files.drive(place));
+    [files.memory(), files.state(), files.disk()].into_iter().chain(drives).collect()
+}
+
 fn view(name: &str, note: &Note, dir: &Path) -> Snapshot {
     let files = Files::in_dir(dir);
-    let parts = [files.memory(), files.state(), files.disk()];
+    let parts = parts(&files, note);
     // Of holes nothing is stored.
     let blocks: u64 =
         parts.iter().filter_map(|part| part.metadata().ok()).map(|part| part.blocks()).sum();

@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 use crate::checkpoints::{self, Found, List, Store, StoreError};
 use crate::clock::{Moment, rfc3339};
 use crate::daemon::Daemon;
-use crate::manifest::{Manifest, State};
+use crate::manifest::{DriveKind, Manifest, State};
 use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, Handle, start};
 use crate::timeline::Timeline;
@@ -52,6 +52,7 @@ impl Daemon {
         }
         let (found, list) = newest(&store, id).await?;
         self.check_fit(&list)?;
+        self.check_drives_free(id, &list)?;
         let epoch = found.owned_epoch + 1;
         let manifest = |slot| Manifest {
             slot,
@@ -80,6 +81,18 @@ impl Daemon {
                 return Err(error);
             }
         };
+        // What is its own from now on is in place before anything says that it is there.
+        for (place, drive) in list.of.drives.iter().enumerate() {
+            if drive.kind != DriveKind::Drive {
+                continue;
+            }
+            let adopted = self.ground.drives.adopt(&drive.name, &files.drive(place), id);
+            if let Err(error) = adopted {
+                discard(&files);
+                return Err(self.drive_error("name", &drive.name, &error));
+            }
+        }
+        self.ground.drives.settle(id, &list.of.drives);
         let saved = list.saved.clone();
         let slept_at = saved.slept_at.clone();
         let timer_due = saved.timer_due.clone();
@@ -89,6 +102,7 @@ impl Daemon {
         });
         if let Err(error) = change.await {
             discard(&files);
+            self.ground.drives.settle(id, &[]);
             return Err(internal("the sandbox could not be written", &error));
         }
         // Asleep it is woken by packets too.
@@ -148,10 +162,20 @@ impl Daemon {
             unfit(format!("it has not the image {} ({})", of.image_digest, chain(&error)))
                 .hint("copy the image's folder from a host that has it")
         })?;
-        let here = self.ground.fingerprint(of.cpus, of.memory_mib);
+        let here = self.ground.fingerprint(of.cpus, of.memory_mib, !of.drives.is_empty());
         list.saved.machine.compatible(&here).map_err(|mismatch| {
             unfit(chain(&mismatch)).hint("use a host with the same QEMU and processor")
         })
+    }
+
+    /// Whether the names of its drives can be had here.
+    fn check_drives_free(&self, id: &SandboxId, list: &List) -> Result<(), ApiError> {
+        let own = list.of.drives.iter().filter(|drive| drive.kind == DriveKind::Drive);
+        for drive in own {
+            let free = self.ground.drives.can_adopt(&drive.name, id);
+            free.map_err(|error| self.drive_error("name", &drive.name, &error))?;
+        }
+        Ok(())
     }
 
     /// Brings the files here. The old owner, if it lives, may replace the checkpoint meanwhile: then the newer one is brought.
@@ -169,7 +193,7 @@ impl Daemon {
                 Err(StoreError::Missing) if reads < READS_MAX => reads += 1,
                 Err(error) => return Err(store_error(&error)),
             }
-            for path in [files.memory(), files.disk(), files.state()] {
+            for path in checkpoints::part_files(&list.of, files) {
                 match std::fs::remove_file(&path) {
                     Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                         return Err(internal("what was fetched could not be removed", &error));

@@ -1,7 +1,7 @@
 //! Templates: a guest that was booted once, for everybody who comes after.
 //!
 //! No sandbox boots on its user's time: it is a copy of a template's memory, devices and disk, woken with an identity of its
-//! own. There is one template per image, size and machine (QEMU, processor, TSC rate); it is made on first use and kept.
+//! own. There is one template per image, size and machine (QEMU, processor, TSC rate, places for drives); it is made on first use and kept.
 //! It lies in a folder named by what it depends on, is published by renaming that folder, and is never changed again.
 
 use std::fs::Permissions;
@@ -24,7 +24,7 @@ use crate::guest::{
 };
 use crate::images::Image;
 use crate::manifest::hex;
-use crate::sandbox::body::{machine_spec, make_folder};
+use crate::sandbox::body::{Shape, machine_spec, make_folder};
 use crate::settings::Files;
 use crate::tap::Port;
 
@@ -126,15 +126,16 @@ pub struct Templates {
 }
 
 impl Templates {
-    /// The template for an image and a size; made now when there is none.
+    /// The template for an image and a size, with places for drives or without; made now when there is none.
     pub(crate) async fn get(
         &self,
         ground: &Ground,
         image: &Image,
         cpus: u32,
         memory_mib: u32,
+        drives: bool,
     ) -> Result<Arc<Template>, TemplateError> {
-        let machine = ground.fingerprint(cpus, memory_mib);
+        let machine = ground.fingerprint(cpus, memory_mib, drives);
         let name = name(image, &machine);
         let dir = ground.settings.templates_dir().join(&name);
         if let Some(template) = open(&dir, &machine)? {
@@ -153,10 +154,12 @@ impl Templates {
                 image = image.id().as_str(),
                 cpus,
                 memory_mib,
+                drives,
                 attempt,
                 "booting a template"
             );
-            match make(ground, image, cpus, memory_mib, &scratch).await {
+            let shape = Shape { cpus, memory_mib, drives: drives.then(Vec::new) };
+            match make(ground, image, shape, &scratch).await {
                 Ok(()) => {
                     let rename = std::fs::rename(&scratch, &dir);
                     rename.map_err(|source| TemplateError::File {
@@ -191,11 +194,10 @@ impl Templates {
 async fn make(
     ground: &Ground,
     image: &Image,
-    cpus: u32,
-    memory_mib: u32,
+    shape: Shape,
     scratch: &Path,
 ) -> Result<(), TemplateError> {
-    let _seat = ground.budget.seat(None, memory_mib, ground.settings.memory_wait).await?;
+    let _seat = ground.budget.seat(None, shape.memory_mib, ground.settings.memory_wait).await?;
     let files = Files::in_dir(scratch);
     make_folder(&files)
         .map_err(|source| TemplateError::File { doing: "make the template's folder", source })?;
@@ -206,15 +208,8 @@ async fn make(
         port.map_err(|source| TemplateError::File { doing: "make the template's tap", source })?;
     // Only a label in the process list: a template is nobody's sandbox.
     let label = SandboxId::from_random([0; api::id::ID_CHARS]);
-    let spec = machine_spec(
-        ground,
-        &label,
-        &files,
-        slot.number(),
-        (cpus, memory_mib),
-        image.root(),
-        port.tap_fd(),
-    );
+    let spec =
+        machine_spec(ground, &label, &files, slot.number(), shape, image.root(), port.tap_fd());
     let made = match Machine::boot(&ground.qemu, &spec, &boot_image(ground, image)).await {
         Ok(mut machine) => {
             let made = warm_up_and_save(image, &files, &mut machine).await;

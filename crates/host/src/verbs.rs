@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use api::checkpoint::Checkpoint;
+use api::drive::{CreateDrive, Drive};
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -84,6 +85,7 @@ impl Host for Daemon {
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
         self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
+        let (drives, claim) = self.claim_drives(&new.id, &new.drives)?;
         let digest = image.id().as_str().to_owned();
         let size = (new.cpus, new.memory_mib);
         let manifest = |slot| Manifest {
@@ -96,6 +98,7 @@ impl Host for Daemon {
             image_digest: digest.clone(),
             cpus: size.0,
             memory_mib: size.1,
+            drives: drives.clone(),
             env: new.env.clone(),
             labels: new.labels.clone(),
             policy: policy.clone(),
@@ -115,6 +118,7 @@ impl Host for Daemon {
         };
         let (body, record) = self.found(&new.id, manifest).await?;
         let handle = self.begin(body, record, "created", "was made")?;
+        claim.keep();
         let started = handle.started().await;
         if let Err(error) = started {
             return Err(unmade(&handle, error).await);
@@ -137,6 +141,7 @@ impl Host for Daemon {
             link_key: new.link_key.clone(),
             created_at: Moment::now(),
             forked_from: Some(of.id.clone()),
+            drives: of.copied_drives(),
             policy: Policy { checkpoint_seconds: None, ..of.policy.clone() },
             life: 0,
             needs_identity: true,
@@ -179,8 +184,9 @@ impl Host for Daemon {
         let handle = self.handle(id)?;
         let draft = self.snapshots.draft(id, name).map_err(|error| snapshot_error(&error))?;
         let taken = async {
-            let of = handle.manifest();
             handle.capture(draft.clone()).await?;
+            let of = handle.manifest();
+            let of = Manifest { drives: of.copied_drives(), ..of };
             let saved = crate::sandbox::work::read_capture(&draft)
                 .map_err(|error| internal("the snapshot's copy could not be read", &error))?;
             self.snapshots.publish(&draft, name, of, saved).map_err(|error| snapshot_error(&error))
@@ -202,6 +208,22 @@ impl Host for Daemon {
 
     async fn snapshot_delete(&self, name: &str) -> Result<(), ApiError> {
         self.snapshots.delete(name).map_err(|error| snapshot_error(&error))
+    }
+
+    async fn drive_create(&self, new: CreateDrive) -> Result<Drive, ApiError> {
+        self.make_drive(new).await
+    }
+
+    async fn drives(&self) -> Result<Vec<Drive>, ApiError> {
+        self.all_drives()
+    }
+
+    async fn drive_view(&self, name: &str) -> Result<Drive, ApiError> {
+        self.one_drive(name)
+    }
+
+    async fn drive_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.remove_drive(name)
     }
 
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError> {
@@ -604,7 +626,10 @@ impl Daemon {
         let (body, record) = self.found(&new.id, manifest).await?;
         let files = body.files.clone();
         let copied = async {
-            crate::sandbox::work::copy_parts(&parts, &files).await.map_err(io::Error::other)?;
+            let drives = note.of.drives.len();
+            let drives = (0..drives).map(|place| (place, parts.drive(place))).collect();
+            let copied = crate::sandbox::work::copy_parts(&parts, &files, drives);
+            copied.await.map_err(io::Error::other)?;
             let saved = note.saved.clone();
             let change = record.change(|manifest| manifest.state = State::SleepingOnDisk(saved));
             change.await.map_err(io::Error::other)

@@ -7,8 +7,8 @@ use std::{sync::atomic::Ordering, time::Duration};
 use futures_util::{Stream, StreamExt};
 use host::guest::{
     Continuity, Download, Ended, ExecOutput, ExecSpec, ExecState, FailureCode, GuestError,
-    GuestLink, Identity, LinkError, LinkState, Network, OutputFrom, QuiesceOptions, Stdin, Step,
-    StepOutcome, Stream as Output, TerminalSize, TerminalSpec, WakeError, WakeParams, Which,
+    GuestLink, Identity, LinkError, LinkState, Mount, Network, OutputFrom, QuiesceOptions, Stdin,
+    Step, StepOutcome, Stream as Output, TerminalSize, TerminalSpec, WakeError, WakeParams, Which,
     WriteSpec,
 };
 use machine::{LIMIT, Machine};
@@ -480,6 +480,23 @@ async fn a_wake_does_its_steps_in_order_and_a_fork_without_entropy_stays_frozen(
         [Step::Clock, Step::Entropy, Step::Identity, Step::Connections, Step::Network, Step::Thaw]
     );
     fork.ping().await.expect("answers");
+}
+
+#[tokio::test]
+async fn s22_programs_do_not_run_without_their_drives() {
+    let machine = Machine::boot();
+    let link = machine.link(Continuity::Unknown).await;
+    link.quiesce(QUIET, LIMIT).await.expect("stands still");
+    let mounts = vec![Mount { serial: "drive0".into(), path: b"/data".to_vec(), read_only: false }];
+    machine.system.mount_fails.store(true, Ordering::Relaxed);
+    machine.system.calls();
+    let refused = link.wake_with(wake(), None, mounts.clone(), LIMIT).await.expect_err("no disk");
+    assert_eq!(refused.to_string(), "guest does not run: Mounts: no disk");
+    assert_eq!(machine.system.calls(), ["clock", "entropy 64", "mount drive0 /data"]);
+    link.wake(wake(), LIMIT).await.expect_err("a plain wake does not get around that");
+    machine.system.mount_fails.store(false, Ordering::Relaxed);
+    link.wake_with(wake(), None, mounts, LIMIT).await.expect("wakes");
+    link.ping().await.expect("answers");
 }
 
 #[tokio::test]

@@ -169,6 +169,9 @@ pub enum FailureCode {
     /// The machine died while it was awake or while its memory existed only in it (S24).
     #[error("machine_lost")]
     MachineLost,
+    /// One of its drives is missing or cannot be mounted. Trying again is of no use.
+    #[error("drive_unusable")]
+    DriveUnusable,
 }
 
 impl FailureCode {
@@ -187,6 +190,7 @@ impl FailureCode {
             Self::CaptureFailed => "capture_failed",
             Self::DestroyFailed => "destroy_failed",
             Self::MachineLost => "machine_lost",
+            Self::DriveUnusable => "drive_unusable",
         }
     }
 
@@ -207,7 +211,10 @@ impl FailureCode {
             | Self::AgentSilent
             | Self::CaptureFailed
             | Self::DestroyFailed => true,
-            Self::SnapshotMismatch | Self::StateDamaged | Self::MachineLost => false,
+            Self::SnapshotMismatch
+            | Self::StateDamaged
+            | Self::MachineLost
+            | Self::DriveUnusable => false,
         }
     }
 }

@@ -7,7 +7,9 @@ use std::os::fd::RawFd;
 use std::path::Path;
 
 use crate::qemu::{Accelerator, Qemu};
-use crate::spec::{BootImage, GUEST_PORT, MachineSpec};
+use crate::spec::{
+    BootImage, DRIVE_PLACES, Drive, DriveAccess, GUEST_PORT, MachineSpec, drive_serial,
+};
 
 /// TCG's translation buffer, MiB. 16 to 32 halves the anonymous memory of a booted QEMU and slows nothing that was measured.
 const TCG_BUFFER_MIB: u32 = 32;
@@ -72,6 +74,11 @@ pub(crate) fn arguments(
     if let Some(disk) = &spec.disk {
         line.pair("-blockdev", blockdev_base(&disk.base));
         line.pair("-blockdev", blockdev_overlay(&disk.overlay));
+    }
+    if let Some(drives) = &spec.drives {
+        for place in 0..DRIVE_PLACES {
+            line.pair("-blockdev", blockdev_drive(place, drives.get(place)));
+        }
     }
     if let (Some(_), Some(tap)) = (&spec.network, numbers.tap) {
         line.pair("-netdev", format!("tap,id=net,fd={tap}"));
@@ -146,6 +153,13 @@ fn devices(spec: &MachineSpec) -> Vec<String> {
     devices.push("virtio-balloon-device,free-page-reporting=on".to_owned());
     // Tells a panic from a reboot, if the guest has the driver.
     devices.push("pvpanic".to_owned());
+    // Last, so that everything else has the address that it has in a machine without. Who is where a guest tells by the serial
+    // number, for its kernel numbers disks as it likes.
+    if spec.drives.is_some() {
+        devices.extend((0..DRIVE_PLACES).map(|place| {
+            format!("virtio-blk-device,drive=place{place},serial={}", drive_serial(place))
+        }));
+    }
     devices
 }
 
@@ -162,6 +176,25 @@ fn blockdev_overlay(overlay: &Path) -> String {
         "driver=qcow2,node-name=disk,discard=unmap,detect-zeroes=unmap,file.driver=file,file.filename={},file.discard=unmap,backing=base",
         escaped(overlay)
     )
+}
+
+/// What is in a place for a drive: the drive, or a disk of no size.
+fn blockdev_drive(place: usize, drive: Option<&Drive>) -> String {
+    let Some(Drive { image, access }) = drive else {
+        return format!("driver=null-co,node-name=place{place},size=0,read-zeroes=on");
+    };
+    let image = escaped(image);
+    match access {
+        DriveAccess::Write => format!(
+            "driver=raw,node-name=place{place},discard=unmap,detect-zeroes=unmap,file.driver=file,file.filename={image},file.discard=unmap"
+        ),
+        DriveAccess::Read => format!(
+            "driver=raw,node-name=place{place},read-only=on,file.driver=file,file.filename={image},file.read-only=on"
+        ),
+        DriveAccess::Shared => format!(
+            "driver=raw,node-name=place{place},read-only=on,file.driver=file,file.filename={image},file.locking=off,file.read-only=on"
+        ),
+    }
 }
 
 /// In QEMU's option lists a comma ends a value, two stand for one.
@@ -214,6 +247,7 @@ mod tests {
                 overlay: "/data/a,b/disk.qcow2".into(),
                 base: "/images/root.ext4".into(),
             }),
+            drives: None,
             network: Some(Network {
                 tap: Arc::new(std::fs::File::open("/dev/null").unwrap().into()),
                 mac: [2, 0, 0, 0, 0, 10],
@@ -331,6 +365,28 @@ mod tests {
         assert_eq!(machine_line(&elsewhere), machine_line(&spec()));
         assert_ne!(machine_line(&MachineSpec { network: None, ..spec() }), machine_line(&spec()));
         assert_ne!(machine_line(&MachineSpec { cpus: 1, ..spec() }), machine_line(&spec()));
+    }
+
+    #[test]
+    fn a_state_depends_on_the_places_for_drives_and_not_on_the_drives() {
+        let image = "/data/drives/d,1/disk".into();
+        let none = MachineSpec { drives: Some(Vec::new()), ..spec() };
+        let one = MachineSpec {
+            drives: Some(vec![Drive { image, access: DriveAccess::Write }]),
+            ..spec()
+        };
+        assert_eq!(machine_line(&none), machine_line(&one));
+        assert_ne!(machine_line(&none), machine_line(&spec()));
+        expect!["microvm,memory-backend=ram,rtc=on smp=2 m=512M virtio-serial-device,max_ports=2 virtserialport,chardev=guest,name=dormouse.agent,nr=1 virtio-blk-device,drive=disk virtio-balloon-device,free-page-reporting=on pvpanic virtio-blk-device,drive=place0,serial=drive0 virtio-blk-device,drive=place1,serial=drive1 virtio-blk-device,drive=place2,serial=drive2 virtio-blk-device,drive=place3,serial=drive3 virtio-blk-device,drive=place4,serial=drive4 virtio-blk-device,drive=place5,serial=drive5 virtio-blk-device,drive=place6,serial=drive6 virtio-blk-device,drive=place7,serial=drive7 virtio-net-device,guest_announce=off"].assert_eq(&machine_line(&none));
+        let drives = |access| blockdev_drive(0, Some(&Drive { image: "/d,1/disk".into(), access }));
+        expect!["driver=raw,node-name=place0,discard=unmap,detect-zeroes=unmap,file.driver=file,file.filename=/d,,1/disk,file.discard=unmap"].assert_eq(&drives(DriveAccess::Write));
+        expect!["driver=raw,node-name=place0,read-only=on,file.driver=file,file.filename=/d,,1/disk,file.read-only=on"].assert_eq(&drives(DriveAccess::Read));
+        expect!["driver=raw,node-name=place0,read-only=on,file.driver=file,file.filename=/d,,1/disk,file.locking=off,file.read-only=on"].assert_eq(&drives(DriveAccess::Shared));
+        expect!["driver=null-co,node-name=place7,size=0,read-zeroes=on"]
+            .assert_eq(&blockdev_drive(7, None));
+        let many = vec![Drive { image: "/d".into(), access: DriveAccess::Read }; 9];
+        let refused = MachineSpec { drives: Some(many), ..spec() }.validate();
+        assert_eq!(refused.unwrap_err().to_string(), "9 drives: expected at most 8");
     }
 
     #[test]

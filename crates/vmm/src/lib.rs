@@ -45,4 +45,4 @@ pub use exit::{Exit, ExitCause, ExitWatch};
 pub use machine::Machine;
 pub use process::ProcessId;
 pub use qemu::{Fingerprint, Mismatch, Qemu};
-pub use spec::{Account, BootImage, Disk, MachineSpec, Network, Outlets};
+pub use spec::{Account, BootImage, Disk, Drive, DriveAccess, MachineSpec, Network, Outlets};

@@ -45,6 +45,9 @@ pub enum ToGuest {
     /// As [`ToGuest::Wake`], and the card gets an IPv6 address, after everything else and before the user's programs go on.
     /// From version 2 on.
     WakeWithIpv6(Wake, Ipv6Network),
+    /// As [`ToGuest::WakeWithIpv6`], with an IPv6 address or without, and drives are mounted before the user's programs go on.
+    /// From version 4 on.
+    WakeWithMounts(Wake, Option<Ipv6Network>, Vec<Mount>),
 }
 
 /// Guest to host, on channel 0.
@@ -203,6 +206,17 @@ pub struct Ipv6Network {
     pub gateway_mac: [u8; 6],
 }
 
+/// A drive to be mounted. One that is mounted already, from a wake before or by the guest that this is a copy of, stays as it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Serial number of the disk, 1–20 characters.
+    pub serial: String,
+    /// Absolute path of the folder, which is made if it is not there.
+    pub path: Vec<u8>,
+    /// Not to be written.
+    pub read_only: bool,
+}
+
 /// What happens at a wake, in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Step {
@@ -218,8 +232,11 @@ pub enum Step {
     Network,
     /// The user's programs go on.
     Thaw,
-    /// The IPv6 address and its routes, before the programs go on. Only in answer to [`ToGuest::WakeWithIpv6`].
+    /// The IPv6 address and its routes, before the programs go on. Only in answer to [`ToGuest::WakeWithIpv6`] and
+    /// [`ToGuest::WakeWithMounts`].
     Ipv6,
+    /// Drives are mounted, before the programs go on. Only in answer to [`ToGuest::WakeWithMounts`].
+    Mounts,
 }
 
 /// How a step went.

@@ -28,7 +28,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use channel::{LONG_REQUEST_MAX, Reply, Request};
 pub use control::{
-    GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Network, Quiesce, Quiesced,
+    GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Mount, Network, Quiesce, Quiesced,
     SleepNotice, Step, StepOutcome, StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
 };
 pub use credit::{CreditError, ReceiveWindow};
@@ -43,8 +43,8 @@ pub use sample::Sample;
 pub use sockets::{Connection, Listener, Sockets, Transport};
 
 /// The protocol versions that this build speaks. 2 has terminals, requests longer than a frame, and notices about sleep
-/// and holds; IPv6, and what is open on the network.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 3 };
+/// and holds; IPv6, and what is open on the network. 4 mounts drives.
+pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 4 };
 
 /// The first version in which a guest tells what is held, and can be told that it sleeps soon.
 pub const HELD_SINCE: u16 = 2;
@@ -54,6 +54,9 @@ pub const NETWORK_SINCE: u16 = 2;
 
 /// Since which version the guest writes to disk when asked, while its programs run on ([`Request::Flush`]).
 pub const FLUSH_SINCE: u16 = 3;
+
+/// The first version in which a guest can be told to mount drives.
+pub const MOUNTS_SINCE: u16 = 4;
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";

@@ -9,9 +9,9 @@ use wire::sockets::{CONNECTIONS_MAX, LISTENERS_MAX};
 use wire::{
     Connection, Decoder, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure,
     FailureCode, Frame, FrameKind, GuestHello, HostHello, Identity, Ipv6Network, LinkId, Listener,
-    Network, OutputChunk, OutputFrom, Quiesce, Quiesced, Reply, Request, Sample, Sockets, Stat,
-    Stdin, Step, StepOutcome, StepReport, Stream, TerminalSize, TerminalSpec, ToGuest, ToHost,
-    Transport, VersionRange, Wake, Woke, WriteSpec,
+    Mount, Network, OutputChunk, OutputFrom, Quiesce, Quiesced, Reply, Request, Sample, Sockets,
+    Stat, Stdin, Step, StepOutcome, StepReport, Stream, TerminalSize, TerminalSpec, ToGuest,
+    ToHost, Transport, VersionRange, Wake, Woke, WriteSpec,
 };
 
 const V1: VersionRange = VersionRange { oldest: 1, newest: 1 };
@@ -251,6 +251,25 @@ fn version_2_network() -> (Vec<ToGuest>, Vec<ToHost>, Vec<Request>, Vec<Reply>) 
     )
 }
 
+/// What version 4 says besides.
+fn version_4() -> (Vec<ToGuest>, Vec<ToHost>) {
+    let wake = Wake {
+        link: LINK,
+        attempt: 5,
+        realtime_ns: None,
+        entropy: vec![],
+        identity: None,
+        fork: true,
+    };
+    let mounts = vec![
+        Mount { serial: "drive0".into(), path: b"/data".to_vec(), read_only: false },
+        Mount { serial: "drive1".into(), path: b"/models/\xff".to_vec(), read_only: true },
+    ];
+    let report = StepReport { step: Step::Mounts, micros: 300, outcome: StepOutcome::Done };
+    let woke = Woke { attempt: 5, running: true, clock_step_ns: 0, steps: vec![report] };
+    (vec![ToGuest::WakeWithMounts(wake, None, mounts)], vec![ToHost::Woke(woke)])
+}
+
 /// What version 2 can ask besides.
 fn version_2() -> Vec<Request> {
     let size = TerminalSize { columns: 200, rows: 50 };
@@ -372,6 +391,29 @@ fn what_version_2_says_about_the_network_is_still_understood_and_written_the_sam
     assert_eq!(of_kind::<Request>(&recorded, FrameKind::Open), requests);
     assert_eq!(of_kind::<ToHost>(&recorded, FrameKind::Data), to_host);
     assert_eq!(of_kind::<Reply>(&recorded, FrameKind::Message), replies);
+}
+
+#[test]
+fn what_version_4_says_about_drives_is_still_understood_and_written_the_same() {
+    let (to_guest, to_host) = version_4();
+    let mut bytes = Vec::new();
+    for (kind, payload) in [
+        (FrameKind::Control, wire::encode(&to_guest[0])),
+        (FrameKind::Data, wire::encode(&to_host[0])),
+    ] {
+        let payload = payload.expect("encode");
+        Frame { kind, channel: 1, payload }.write_to(&mut bytes).expect("small");
+    }
+    let name = "v4-mounts.bin";
+    let now = std::env::temp_dir().join(format!("{}-{name}", std::process::id()));
+    let recorded = recording(name);
+    if recorded != bytes {
+        std::fs::write(&now, &bytes).expect("write");
+    }
+    assert!(recorded == bytes, "{name} differs from what this build writes: {}", now.display());
+    let recorded = frames(&recorded);
+    assert_eq!(of_kind::<ToGuest>(&recorded, FrameKind::Control), to_guest);
+    assert_eq!(of_kind::<ToHost>(&recorded, FrameKind::Data), to_host);
 }
 
 /// What a guest tells of its sockets at most is one frame.

@@ -2,6 +2,7 @@
 
 mod attach;
 mod checkpoints;
+mod drives;
 mod events;
 mod execs;
 mod files;
@@ -38,6 +39,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(snapshots::take))
         .routes(routes!(snapshots::list))
         .routes(routes!(snapshots::view, snapshots::delete))
+        .routes(routes!(drives::create, drives::list))
+        .routes(routes!(drives::view, drives::delete))
         .routes(routes!(checkpoints::list))
         .routes(routes!(checkpoints::restore))
         .routes(routes!(sandboxes::link))

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::checkpoint::Checkpoint;
+use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_DEFAULT, Drive, SandboxDrive};
 use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -36,6 +37,7 @@ pub(crate) struct Fake {
     root: PathBuf,
     state: Mutex<BTreeMap<SandboxId, One>>,
     snapshots: Mutex<Vec<Snapshot>>,
+    drives: Mutex<Vec<Drive>>,
     /// One of another host that can be taken over.
     pub(crate) lost: Mutex<Option<Known>>,
     events: broadcast::Sender<Event>,
@@ -81,6 +83,7 @@ impl Fake {
             root: root.to_owned(),
             state: Mutex::default(),
             snapshots: Mutex::default(),
+            drives: Mutex::default(),
             lost: Mutex::default(),
             events: broadcast::channel(16).0,
             gate: watch::channel(true).0,
@@ -279,6 +282,16 @@ impl Host for Fake {
             life: 1,
             created_at: AT.into(),
             forked_from: None,
+            drives: new
+                .drives
+                .into_iter()
+                .map(|AttachDrive { name, path, read_only }| SandboxDrive {
+                    name,
+                    path,
+                    read_only,
+                    copy: false,
+                })
+                .collect(),
             env: new.env,
             labels: new.labels,
             sleep_after_seconds: Some(30),
@@ -410,6 +423,38 @@ impl Host for Fake {
         }
         snapshots.push(snapshot.clone());
         Ok(snapshot)
+    }
+
+    async fn drive_create(&self, new: CreateDrive) -> Result<Drive, ApiError> {
+        let drive = Drive {
+            name: new.name,
+            size_mib: new.size_mib.unwrap_or(DRIVE_MIB_DEFAULT),
+            stored_bytes: 0,
+            created_at: AT.into(),
+            attached_to: None,
+        };
+        let mut drives = self.drives.lock().expect("not poisoned");
+        if drives.iter().any(|other| other.name == drive.name) {
+            return Err(ApiError::new(Code::NameTaken, "there is one"));
+        }
+        drives.push(drive.clone());
+        Ok(drive)
+    }
+
+    async fn drives(&self) -> Result<Vec<Drive>, ApiError> {
+        Ok(self.drives.lock().expect("not poisoned").clone())
+    }
+
+    async fn drive_view(&self, name: &str) -> Result<Drive, ApiError> {
+        let drives = self.drives.lock().expect("not poisoned");
+        let found = drives.iter().find(|drive| drive.name == name).cloned();
+        found.ok_or_else(|| ApiError::new(Code::NotFound, "there is none"))
+    }
+
+    async fn drive_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.drive_view(name).await?;
+        self.drives.lock().expect("not poisoned").retain(|drive| drive.name != name);
+        Ok(())
     }
 
     async fn snapshots(&self) -> Result<Vec<Snapshot>, ApiError> {

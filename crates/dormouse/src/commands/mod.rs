@@ -2,6 +2,7 @@
 
 mod attached;
 pub(crate) mod checkpoints;
+pub(crate) mod drives;
 pub(crate) mod events;
 pub(crate) mod exec;
 pub(crate) mod execs;

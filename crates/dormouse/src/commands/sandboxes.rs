@@ -184,6 +184,7 @@ pub(crate) fn new_sandbox(
         snapshot: size.snapshot,
         cpus: size.cpus,
         memory_mib: size.memory_mib,
+        drives: size.drives,
         env: size.env.into_iter().collect(),
         labels: std::collections::BTreeMap::new(),
         sleep_after_seconds: policy.sleep_after_seconds,
@@ -318,6 +319,15 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
     }
     line("image", &sandbox.image)?;
     line("size", &format!("{} cpu, {} MiB", sandbox.cpus, sandbox.memory_mib))?;
+    for drive in &sandbox.drives {
+        let how = match (drive.read_only, drive.copy) {
+            (false, false) => "",
+            (true, false) => " (read-only)",
+            (false, true) => " (a copy)",
+            (true, true) => " (a copy, read-only)",
+        };
+        line("drive", &format!("{} at {}{how}", drive.name, drive.path))?;
+    }
     line("address", &sandbox.address)?;
     if let Some(address) = &sandbox.ipv6_address {
         line("ipv6", address)?;

@@ -14,10 +14,10 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use vmm::files::{Compared, PIECE};
 
 use super::{
-    FORMAT, Host, Latest, List, PARTS, Part, Store, StoreError, chunk_path, claim, forget,
-    hex_sha256, list_path, place,
+    FORMAT, Host, Latest, List, PARTS, Part, STATE, Store, StoreError, chunk_path, claim, forget,
+    hex_sha256, list_path, part_files, place,
 };
-use crate::manifest::{Manifest, Saved};
+use crate::manifest::{DriveUse, Manifest, Saved};
 use crate::settings::Files;
 
 /// Pieces of one sandbox that are packed and carried at a time.
@@ -33,8 +33,8 @@ pub(crate) struct Taken {
     pub(crate) saved: Saved,
     /// The sandbox slept.
     pub(crate) asleep: bool,
-    /// What differed, as [`PARTS`].
-    pub(crate) differed: [Compared; 3],
+    /// What differed, as [`PARTS`], and its drives.
+    pub(crate) differed: Vec<Compared>,
     /// How long the guest stood, milliseconds.
     pub(crate) pause_ms: u64,
 }
@@ -66,12 +66,15 @@ pub(crate) struct Keeper {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// Pieces that differ from what the store has, as [`PARTS`]. Everything, until the first checkpoint of this daemon.
-    pending: Option<[BTreeSet<u32>; 3]>,
+    /// Pieces that differ from what the store has, as the parts. Everything, until the first checkpoint of this daemon, and after
+    /// the sandbox was given other drives.
+    pending: Option<Vec<BTreeSet<u32>>>,
     /// Bytes that differ.
     changed_bytes: u64,
-    /// Names of the chunks of the newest checkpoint, as [`PARTS`]; `None`: zeros.
-    parts: [(u64, Vec<Option<String>>); 3],
+    /// Names of the chunks of the newest checkpoint, as [`PARTS`] and the drives; `None`: zeros.
+    parts: Vec<(u64, Vec<Option<String>>)>,
+    /// The drives whose parts they are.
+    drives: Vec<DriveUse>,
     /// Chunks in the store, with the bytes that they take there.
     there: Option<HashMap<String, u64>>,
     number: u64,
@@ -155,6 +158,11 @@ impl Keeper {
         if self.doubted.swap(false, Ordering::Relaxed) {
             inner.pending = None;
         }
+        if inner.drives != taken.of.drives || inner.parts.is_empty() {
+            inner.drives.clone_from(&taken.of.drives);
+            inner.parts = vec![Default::default(); PARTS.len() + taken.of.drives.len()];
+            inner.pending = None;
+        }
         if let Some(pending) = &mut inner.pending {
             for (pending, differed) in pending.iter_mut().zip(&taken.differed) {
                 pending.extend(differed.pieces.iter().copied());
@@ -166,13 +174,14 @@ impl Keeper {
             inner.there = Some(self.chunks_there().await?);
             inner.number = self.newest().await?.map_or(0, |latest| latest.number);
         }
-        let (pieces, lengths) = self.pieces(&mut inner)?;
-        let mut carried_bytes = self.carry(&mut inner, pieces).await?;
-        for ((known, _), length) in inner.parts.iter_mut().zip(lengths) {
-            *known = length;
+        let files = part_files(&taken.of, &self.shadow);
+        let (pieces, lengths) = pieces(&files, &mut inner)?;
+        let mut carried_bytes = self.carry(&files, &mut inner, pieces).await?;
+        for ((known, _), length) in inner.parts.iter_mut().zip(&lengths) {
+            *known = *length;
         }
         let number = inner.number + 1;
-        let (list, mut stored_bytes) = list_of(&inner, &taken, number, lengths);
+        let (list, mut stored_bytes) = list_of(&inner, &taken, number, &lengths);
         crate::fault::point("checkpoint_carried");
         let text =
             serde_json::to_vec(&list).map_err(|error| StoreError::Failed(error.to_string()))?;
@@ -201,7 +210,7 @@ impl Keeper {
         self.store.put(&format!("{}/latest", place(&self.id, self.epoch)), word).await?;
         // It is there. What is left of older ones is no more than a waste.
         inner.number = number;
-        inner.pending = Some(Default::default());
+        inner.pending = Some(vec![BTreeSet::new(); inner.parts.len()]);
         let changed_bytes = std::mem::take(&mut inner.changed_bytes);
         if let Err(error) = self.tidy(&mut inner, &list).await {
             tracing::warn!(sandbox = %self.id, %error, "older checkpoints are not removed yet");
@@ -218,46 +227,16 @@ impl Keeper {
             .collect())
     }
 
-    /// The pieces to be looked at, and the parts' lengths now.
-    fn pieces(&self, inner: &mut Inner) -> Result<(Vec<Place>, [u64; 3]), StoreError> {
-        let mut lengths = [0; 3];
-        let mut all = Vec::new();
-        for (part, length) in lengths.iter_mut().enumerate() {
-            let path = self.part(part);
-            *length = std::fs::metadata(&path).map_err(StoreError::Local)?.len();
-            let count = usize::try_from(length.div_ceil(PIECE as u64)).unwrap_or(usize::MAX);
-            let (before, names) = &mut inner.parts[part];
-            let resized = (*before != *length).then_some([*before, *length]);
-            names.resize(count, None);
-            match &inner.pending {
-                // The device state is small, and another each time.
-                _ if PARTS[part] == "state" => all.extend((0..count).map(|at| (part, at))),
-                None => all.extend((0..count).map(|at| (part, at))),
-                Some(pending) => {
-                    let mut these = pending[part].clone();
-                    // The last piece is another if the file ends elsewhere.
-                    for end in resized.into_iter().flatten() {
-                        let last = end.saturating_sub(1) / PIECE as u64;
-                        these.extend(u32::try_from(last).ok());
-                    }
-                    all.extend(
-                        these.iter().map(|&at| (part, at as usize)).filter(|(_, at)| *at < count),
-                    );
-                }
-            }
-        }
-        Ok((all, lengths))
-    }
-
-    fn part(&self, part: usize) -> PathBuf {
-        self.shadow.dir().join(PARTS[part])
-    }
-
     /// Carries the pieces that the store does not have. Returns the bytes that were carried.
-    async fn carry(&self, inner: &mut Inner, pieces: Vec<Place>) -> Result<u64, StoreError> {
+    async fn carry(
+        &self,
+        paths: &[PathBuf],
+        inner: &mut Inner,
+        pieces: Vec<Place>,
+    ) -> Result<u64, StoreError> {
         let mut files = Vec::new();
-        for part in 0..PARTS.len() {
-            files.push(Arc::new(File::open(self.part(part)).map_err(StoreError::Local)?));
+        for path in paths {
+            files.push(Arc::new(File::open(path).map_err(StoreError::Local)?));
         }
         let there = inner.there.take().unwrap_or_default();
         let there = Arc::new(std::sync::Mutex::new(there));
@@ -342,8 +321,39 @@ impl Keeper {
     }
 }
 
+/// The pieces to be looked at of the parts in these files, and the parts' lengths now.
+fn pieces(files: &[PathBuf], inner: &mut Inner) -> Result<(Vec<Place>, Vec<u64>), StoreError> {
+    let mut lengths = Vec::new();
+    let mut all = Vec::new();
+    for (part, path) in files.iter().enumerate() {
+        let length = std::fs::metadata(path).map_err(StoreError::Local)?.len();
+        lengths.push(length);
+        let count = usize::try_from(length.div_ceil(PIECE as u64)).unwrap_or(usize::MAX);
+        let (before, names) = &mut inner.parts[part];
+        let resized = (*before != length).then_some([*before, length]);
+        names.resize(count, None);
+        match &inner.pending {
+            // The device state is small, and another each time.
+            _ if part == STATE => all.extend((0..count).map(|at| (part, at))),
+            None => all.extend((0..count).map(|at| (part, at))),
+            Some(pending) => {
+                let mut these = pending[part].clone();
+                // The last piece is another if the file ends elsewhere.
+                for end in resized.into_iter().flatten() {
+                    let last = end.saturating_sub(1) / PIECE as u64;
+                    these.extend(u32::try_from(last).ok());
+                }
+                all.extend(
+                    these.iter().map(|&at| (part, at as usize)).filter(|(_, at)| *at < count),
+                );
+            }
+        }
+    }
+    Ok((all, lengths))
+}
+
 /// The list, and the bytes that its chunks take in the store.
-fn list_of(inner: &Inner, taken: &Taken, number: u64, lengths: [u64; 3]) -> (List, u64) {
+fn list_of(inner: &Inner, taken: &Taken, number: u64, lengths: &[u64]) -> (List, u64) {
     let mut chunks: Vec<String> = Vec::new();
     let mut places: HashMap<&str, u32> = HashMap::new();
     let mut parts = Vec::new();
@@ -355,7 +365,7 @@ fn list_of(inner: &Inner, taken: &Taken, number: u64, lengths: [u64; 3]) -> (Lis
                 u32::try_from(chunks.len()).unwrap_or(u32::MAX)
             })
         });
-        parts.push(Part { length, pieces: pieces.collect() });
+        parts.push(Part { length: *length, pieces: pieces.collect() });
     }
     let there = inner.there.as_ref();
     let bytes = chunks.iter().filter_map(|name| there?.get(name)).sum();

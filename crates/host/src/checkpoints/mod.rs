@@ -22,6 +22,8 @@ mod keeper;
 mod restore;
 mod store;
 
+use std::path::PathBuf;
+
 use api::SandboxId;
 use serde::{Deserialize, Serialize};
 
@@ -33,12 +35,22 @@ pub(crate) use store::{Store, StoreError};
 
 use crate::clock::Moment;
 use crate::manifest::{Manifest, Saved};
+use crate::settings::Files;
 
 /// The format this build writes and reads.
 const FORMAT: u32 = 1;
 
-/// The parts of a sandbox in a checkpoint, by the names of their files.
+/// The parts of every sandbox in a checkpoint, by the names of their files. Its drives come after them.
 const PARTS: [&str; 3] = ["memory", "disk.qcow2", "state"];
+
+/// Which of [`PARTS`] is the device state.
+pub(crate) const STATE: usize = 2;
+
+/// The files of the parts of a sandbox below `files`, in their order.
+pub(crate) fn part_files(of: &Manifest, files: &Files) -> Vec<PathBuf> {
+    let drives = (0..of.drives.len()).map(|place| files.drive(place));
+    PARTS.iter().map(|name| files.dir().join(name)).chain(drives).collect()
+}
 
 /// Whose a sandbox is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +101,7 @@ pub(crate) struct List {
     pub(crate) asleep: bool,
     /// Names of the chunks, each once.
     pub(crate) chunks: Vec<String>,
-    /// As [`PARTS`].
+    /// As [`PARTS`], and its drives.
     pub(crate) parts: Vec<Part>,
 }
 

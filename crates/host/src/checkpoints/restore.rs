@@ -10,7 +10,9 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use vmm::files::PIECE;
 
 use super::keeper::latest;
-use super::{FORMAT, Latest, List, PARTS, Store, StoreError, chunk_path, hex_sha256, list_path};
+use super::{
+    FORMAT, Latest, List, PARTS, Store, StoreError, chunk_path, hex_sha256, list_path, part_files,
+};
 use crate::settings::Files;
 
 /// Chunks that are fetched at a time.
@@ -69,7 +71,7 @@ pub(crate) async fn read_list(store: &Store, found: &Found) -> Result<List, Stor
     }
     let text = zstd::bulk::decompress(&text, LIST_BYTES_MAX).map_err(|error| damaged(&error))?;
     let list: List = serde_json::from_slice(&text).map_err(|error| damaged(&error))?;
-    if list.format != FORMAT || list.parts.len() != PARTS.len() {
+    if list.format != FORMAT || list.parts.len() != PARTS.len() + list.of.drives.len() {
         return Err(StoreError::Damaged(format!(
             "written by another version (format {})",
             list.format
@@ -78,7 +80,7 @@ pub(crate) async fn read_list(store: &Store, found: &Found) -> Result<List, Stor
     Ok(list)
 }
 
-/// Writes a checkpoint's memory, disk and device state into these files, which must not be there yet; synced, every chunk
+/// Writes a checkpoint's memory, disk, device state and drives into these files, which must not be there yet; synced, every chunk
 /// verified.
 pub(crate) async fn fetch(
     store: &Arc<Store>,
@@ -86,8 +88,7 @@ pub(crate) async fn fetch(
     list: &List,
     files: &Files,
 ) -> Result<(), StoreError> {
-    for (part, name) in list.parts.iter().zip(PARTS) {
-        let path = files.dir().join(name);
+    for (part, path) in list.parts.iter().zip(part_files(&list.of, files)) {
         let file = File::create_new(&path)
             .and_then(|file| file.set_len(part.length).map(|()| Arc::new(file)))
             .map_err(StoreError::Local)?;

@@ -39,6 +39,11 @@ pub enum LinkError {
         /// What we speak.
         host: VersionRange,
     },
+    /// The agent is older than drives.
+    #[error(
+        "its guest agent is older than drives: build the image anew (`dormouse images build`) and make a new sandbox"
+    )]
+    NoDrives,
     /// No random bytes could be had for the guest.
     #[error("draw entropy for the guest: {reason}")]
     Entropy {

@@ -12,8 +12,8 @@ use tokio::{
     task::AbortHandle,
 };
 use wire::{
-    ExecInfo, Frame, GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Quiesce, Quiesced,
-    SleepNotice, Sockets, ToGuest, Wake, Woke, control::ENTROPY_LEN,
+    ExecInfo, Frame, GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Mount, Quiesce,
+    Quiesced, SleepNotice, Sockets, ToGuest, Wake, Woke, control::ENTROPY_LEN,
 };
 
 use super::{
@@ -290,18 +290,19 @@ impl GuestLink {
     /// # Errors
     /// When the guest keeps the user's programs frozen, it says so by step; call again to try again.
     pub async fn wake(&self, params: WakeParams, limit: Duration) -> Result<Woke, WakeError> {
-        self.wake_with_ipv6(params, None, limit).await
+        self.wake_with(params, None, Vec::new(), limit).await
     }
 
-    /// As [`wake`](Self::wake), and gives the guest an IPv6 address. An agent of an earlier version gets none, which shows in
-    /// the steps it reports.
+    /// As [`wake`](Self::wake), gives the guest an IPv6 address, and has it mount drives. An agent of an earlier version gets no
+    /// address, which shows in the steps it reports.
     ///
     /// # Errors
-    /// As [`wake`](Self::wake).
-    pub async fn wake_with_ipv6(
+    /// As [`wake`](Self::wake); [`LinkError::NoDrives`] where the agent is too old for drives: nothing was done then.
+    pub async fn wake_with(
         &self,
         params: WakeParams,
         ipv6: Option<Ipv6Network>,
+        mounts: Vec<Mount>,
         limit: Duration,
     ) -> Result<Woke, WakeError> {
         let (answer, answered) = oneshot::channel();
@@ -311,6 +312,9 @@ impl GuestLink {
             let state = self.state();
             if matches!(state, LinkState::Detached | LinkState::Parked) {
                 return Err(LinkError::State { call: "wake", state }.into());
+            }
+            if !mounts.is_empty() && !core.speaks(wire::MOUNTS_SINCE) {
+                return Err(LinkError::NoDrives.into());
             }
             core.attempt += 1;
             let wake = Wake {
@@ -324,6 +328,7 @@ impl GuestLink {
             core.answers.quiesced = None;
             core.answers.woke = Some((core.attempt, answer));
             let message = match ipv6 {
+                _ if !mounts.is_empty() => ToGuest::WakeWithMounts(wake, ipv6, mounts),
                 Some(ipv6) if core.speaks(wire::NETWORK_SINCE) => ToGuest::WakeWithIpv6(wake, ipv6),
                 _ => ToGuest::Wake(wake),
             };

@@ -37,7 +37,7 @@ pub use link::{Continuity, FREEZE_LIMIT_MS, GuestLink, LinkState, QuiesceOptions
 pub use ports::PortStream;
 pub use wire::{
     Connection, Ended, Entry, EntryKind, ExecId, ExecInfo, ExecSpec, ExecState, Failure,
-    FailureCode, GuestHello, Identity, Ipv6Network, LinkId, Listener, Network, OutputChunk,
+    FailureCode, GuestHello, Identity, Ipv6Network, LinkId, Listener, Mount, Network, OutputChunk,
     OutputFrom, Program, Quiesced, Sample, Sockets, Stat, Stdin, Step, StepOutcome, StepReport,
     Stream, TerminalSize, TerminalSpec, Transport, Woke, WriteSpec,
 };

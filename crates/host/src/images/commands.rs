@@ -24,7 +24,7 @@ const END_GRACE: Duration = Duration::from_secs(10);
 const SYSTEM_FOLDERS: [&str; 4] = ["/usr/sbin", "/usr/bin", "/sbin", "/bin"];
 
 /// The program's path, or which package brings it.
-pub(super) fn program(name: &'static str, package: &'static str) -> Result<PathBuf, ImageError> {
+pub(crate) fn program(name: &'static str, package: &'static str) -> Result<PathBuf, ImageError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
         .chain(SYSTEM_FOLDERS.iter().map(PathBuf::from))
@@ -36,7 +36,7 @@ pub(super) fn program(name: &'static str, package: &'static str) -> Result<PathB
 /// Runs a command to its end and returns what it wrote to standard output.
 ///
 /// `doing` says what for, in an error. Each line of standard error is given to `heard`.
-pub(super) async fn run(
+pub(crate) async fn run(
     mut command: Command,
     doing: &str,
     limit: Duration,

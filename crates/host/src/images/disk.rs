@@ -154,7 +154,7 @@ pub(super) fn seal(path: &Path) -> Result<(), ImageError> {
 }
 
 /// Gives back room that was set aside for a sparse file but holds nothing.
-pub(super) fn trim(path: &Path) -> Result<(), ImageError> {
+pub(crate) fn trim(path: &Path) -> Result<(), ImageError> {
     use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
     let punch = || -> io::Result<()> {
         let file = File::options().write(true).open(path)?;

@@ -24,7 +24,7 @@
 
 mod apt;
 mod build;
-mod commands;
+pub(crate) mod commands;
 mod cpio;
 mod disk;
 mod error;
@@ -34,6 +34,7 @@ mod modules;
 mod rootfs;
 
 pub use build::{BuildOptions, DEFAULT_PACKAGES, build};
+pub(crate) use disk::trim;
 pub use error::ImageError;
 pub use manifest::{FORMAT, GuestAgent, Kernel, Manifest, Part, Parts};
 

@@ -9,11 +9,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::SandboxId;
-use vmm::{Account, Disk, Machine, MachineSpec, Network, Outlets};
+use vmm::{Account, Disk, Drive, DriveAccess, Machine, MachineSpec, Network, Outlets};
 
 use crate::budget::Seat;
 use crate::ground::Ground;
 use crate::guest::{GuestLink, LinkError};
+use crate::manifest::{DriveKind, DriveUse, Manifest};
 use crate::network::GATEWAY_MAC;
 use crate::record::Record;
 use crate::settings::Files;
@@ -81,23 +82,71 @@ pub(crate) fn make_folder(files: &Files) -> std::io::Result<()> {
     std::fs::set_permissions(files.dir(), Permissions::from_mode(0o711))
 }
 
+/// What a machine has besides its files and its network.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) cpus: u32,
+    pub(crate) memory_mib: u32,
+    /// `None`: it has no places for drives.
+    pub(crate) drives: Option<Vec<Drive>>,
+}
+
+impl Shape {
+    /// Of the machine of a sandbox with these files.
+    pub(crate) fn of(ground: &Ground, manifest: &Manifest, files: &Files) -> Self {
+        let drives = manifest.drives.iter().enumerate().map(|(place, drive)| Drive {
+            image: drive_image(ground, files, place, drive),
+            access: if drive.read_only { DriveAccess::Read } else { DriveAccess::Write },
+        });
+        Self {
+            cpus: manifest.cpus,
+            memory_mib: manifest.memory_mib,
+            drives: (!manifest.drives.is_empty()).then(|| drives.collect()),
+        }
+    }
+}
+
+/// Where the disk of a sandbox's drive is.
+pub(crate) fn drive_image(
+    ground: &Ground,
+    files: &Files,
+    place: usize,
+    drive: &DriveUse,
+) -> PathBuf {
+    match drive.kind {
+        DriveKind::Drive => ground.drives.disk(&drive.name),
+        DriveKind::Copy => files.drive(place),
+    }
+}
+
+/// The disks of a sandbox's drives and their places, without what nobody writes.
+pub(crate) fn drive_images(
+    ground: &Ground,
+    manifest: &Manifest,
+    files: &Files,
+) -> Vec<(usize, PathBuf)> {
+    let drives = manifest.drives.iter().enumerate();
+    drives.map(|(place, drive)| (place, drive_image(ground, files, place, drive))).collect()
+}
+
 /// The machine of a sandbox.
 pub(crate) fn machine_spec(
     ground: &Ground,
     id: &SandboxId,
     files: &Files,
     slot: u32,
-    size: (u32, u32),
+    shape: Shape,
     root: PathBuf,
     tap: Arc<std::os::fd::OwnedFd>,
 ) -> MachineSpec {
     let uid = ground.settings.uid_base + slot;
     MachineSpec {
         label: format!("dormouse-{id}"),
-        cpus: size.0,
-        memory_mib: size.1,
+        cpus: shape.cpus,
+        memory_mib: shape.memory_mib,
         memory: files.memory(),
         disk: Some(Disk { overlay: files.disk(), base: root }),
+        drives: shape.drives,
         network: Some(Network { tap, mac: ground.subnet.mac(slot) }),
         outlets: Outlets {
             sockets: files.dir().to_owned(),
@@ -147,6 +196,19 @@ pub(crate) fn ipv6_owed(
         address: address.octets(),
         gateway: gateway.octets(),
         gateway_mac: GATEWAY_MAC,
+    })
+}
+
+/// The drives that a guest is still to be told to mount: all of them, where it is new or a copy.
+pub(crate) fn mounts_owed(record: &Record) -> Vec<crate::guest::Mount> {
+    record.with(|manifest| {
+        let owed = manifest.drives.iter().enumerate().filter(|_| manifest.needs_identity);
+        owed.map(|(place, drive)| crate::guest::Mount {
+            serial: vmm::spec::drive_serial(place),
+            path: drive.path.clone().into_bytes(),
+            read_only: drive.read_only,
+        })
+        .collect()
     })
 }
 

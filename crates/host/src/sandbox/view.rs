@@ -2,12 +2,13 @@
 
 use std::net::Ipv4Addr;
 
+use api::drive::SandboxDrive;
 use api::host::Known;
 use api::sandbox::{AwakeReason, Sandbox, SleepTier, Status};
 use lifecycle::Time;
 
 use crate::clock::{self, boot_to_unix_ms, rfc3339};
-use crate::manifest::Manifest;
+use crate::manifest::{DriveKind, DriveUse, Manifest};
 
 /// The public view of a sandbox at this moment.
 pub(crate) fn known(
@@ -58,6 +59,7 @@ pub(crate) fn known(
         life,
         created_at: rfc3339(manifest.created_at.unix_ms),
         forked_from: manifest.forked_from.clone(),
+        drives: manifest.drives.iter().map(drive).collect(),
         env: manifest.env.clone(),
         labels: manifest.labels.clone(),
         sleep_after_seconds: manifest.policy.sleep_after_seconds,
@@ -77,6 +79,15 @@ pub(crate) fn known(
         link_key: manifest.link_key.clone(),
         epoch: manifest.epoch,
         asleep_ms: asleep_ms(core, manifest),
+    }
+}
+
+fn drive(drive: &DriveUse) -> SandboxDrive {
+    SandboxDrive {
+        name: drive.name.clone(),
+        path: drive.path.clone(),
+        read_only: drive.read_only,
+        copy: drive.kind == DriveKind::Copy,
     }
 }
 

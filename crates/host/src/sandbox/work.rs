@@ -13,6 +13,7 @@ mod settle;
 
 pub(crate) use capture::{copy_parts, read_capture};
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use serde_json::{Map, Value};
 use tokio::sync::{mpsc, watch};
 
 use super::Message;
-use super::body::Body;
+use super::body::{Body, drive_images};
 use crate::checkpoints::Taken;
 use crate::ground::Ground;
 use crate::phases::Phases;
@@ -34,6 +35,9 @@ pub(super) const QUIESCE_LIMIT: Duration = Duration::from_secs(20);
 
 /// How long the guest may take to go on after a wake. Under emulation on a busy machine some 0.2 s are usual.
 pub(crate) const WAKE_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a guest may take that mounts drives: after a crash what is in their journals, of 64 MiB each, is read and written.
+pub(crate) const MOUNT_LIMIT: Duration = Duration::from_mins(1);
 
 /// How long the guest may take to say what it does.
 pub(crate) const SAMPLE_LIMIT: Duration = Duration::from_secs(5);
@@ -152,6 +156,11 @@ impl Worker {
             answer = asked => Ok(answer?),
             () = self.signals.superseded() => Err(Unanswered::Superseded),
         }
+    }
+
+    /// The disks of its drives, and their places.
+    pub(super) fn drive_images(&self) -> Vec<(usize, PathBuf)> {
+        self.record.with(|manifest| drive_images(&self.ground, manifest, &self.body.files))
     }
 
     /// Does what the order says.

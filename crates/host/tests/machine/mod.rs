@@ -9,7 +9,7 @@ use std::{
 };
 
 use guest::{Agent, Settings, system::System};
-use host::guest::{Continuity, GuestLink, Identity, Ipv6Network, Network};
+use host::guest::{Continuity, GuestLink, Identity, Ipv6Network, Mount, Network};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -38,7 +38,7 @@ impl Machine {
             etc: "/etc".into(),
         };
         let system = Recorder::default();
-        let agent = Agent::start(settings, Box::new(system.clone())).expect("agent starts");
+        let agent = Agent::start(settings, Arc::new(system.clone())).expect("agent starts");
         let (port, device) = UnixStream::pair().expect("pair");
         tokio::spawn(guest::link::serve(agent, port));
         let (sockets, taken) = mpsc::unbounded_channel();
@@ -95,6 +95,7 @@ pub(crate) struct Recorder {
     pub(crate) calls: Arc<Mutex<Vec<String>>>,
     pub(crate) entropy_fails: Arc<AtomicBool>,
     pub(crate) network_fails: Arc<AtomicBool>,
+    pub(crate) mount_fails: Arc<AtomicBool>,
 }
 
 impl Recorder {
@@ -135,6 +136,22 @@ impl System for Recorder {
 
     fn ipv6(&self, network: &Ipv6Network) -> Result<(), String> {
         self.call(format!("ipv6 {}", std::net::Ipv6Addr::from(network.address)));
+        Ok(())
+    }
+
+    fn mount(&self, mounts: &[Mount]) -> Result<(), String> {
+        for mount in mounts {
+            let path = String::from_utf8_lossy(&mount.path).into_owned();
+            self.call(format!("mount {} {path}", mount.serial));
+        }
+        if self.mount_fails.load(Ordering::Relaxed) { Err("no disk".into()) } else { Ok(()) }
+    }
+
+    fn still_drives(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn free_drives(&self) -> Result<(), String> {
         Ok(())
     }
 }

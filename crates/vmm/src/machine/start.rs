@@ -21,7 +21,7 @@ use crate::qemu::{Fingerprint, Mismatch, Qemu};
 use crate::qmp::{Qmp, QmpError};
 use crate::socket;
 use crate::spawn::{Given, spawn};
-use crate::spec::{BootImage, GUEST_SOCKET, InvalidSpec, MachineSpec, QMP_SOCKET};
+use crate::spec::{BootImage, DriveAccess, GUEST_SOCKET, InvalidSpec, MachineSpec, QMP_SOCKET};
 use crate::state::{self, ClockAdvance, StateError, StateMark, Stream};
 
 /// How long QEMU may take to load a state. 2 ms were measured.
@@ -302,6 +302,13 @@ impl Launch {
             let overlay = File::open(&disk.overlay)
                 .map_err(|error| FileError::new("open", &disk.overlay, error))?;
             own(&overlay, spec, &disk.overlay)?;
+        }
+        for drive in spec.drives.iter().flatten() {
+            let image = File::open(&drive.image)
+                .map_err(|error| FileError::new("open", &drive.image, error))?;
+            if drive.access != DriveAccess::Shared {
+                own(&image, spec, &drive.image)?;
+            }
         }
         let listen = |name| {
             socket::listen(&spec.outlets.sockets, name)

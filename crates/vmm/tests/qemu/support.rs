@@ -74,6 +74,7 @@ impl Bench {
             memory_mib: 256,
             memory: self.path("memory"),
             disk: None,
+            drives: None,
             network: None,
             outlets: Outlets {
                 sockets: self.folder.path().to_owned(),

@@ -6,8 +6,8 @@ use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
-use crate::sandbox::body::{identity_owed, ipv6_owed, note_told};
-use crate::sandbox::work::{SAMPLE_LIMIT, chain};
+use crate::sandbox::body::{identity_owed, ipv6_owed, mounts_owed, note_told};
+use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain};
 use crate::sandbox::{Message, story};
 
 impl Task {
@@ -24,6 +24,8 @@ impl Task {
         let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
         let who = identity_owed(&self.ground, &self.record, slot);
         let ipv6 = ipv6_owed(&self.ground, &self.record, slot);
+        let mounts = mounts_owed(&self.record);
+        let limit = if mounts.is_empty() { REATTACH_LIMIT } else { MOUNT_LIMIT };
         let (link, messages, record) =
             (self.link.clone(), self.messages.clone(), self.record.clone());
         tokio::spawn(async move {
@@ -35,7 +37,7 @@ impl Task {
                     .map_err(|error| chain(&error))?;
                 let owed = who.is_some();
                 let params = WakeParams { fork: owed, identity: who };
-                let woke = link.wake_with_ipv6(params, ipv6, REATTACH_LIMIT).await;
+                let woke = link.wake_with(params, ipv6, mounts, limit).await;
                 let woke = woke.map_err(|error| chain(&error))?;
                 if owed || ipv6.is_some() {
                     let told = record.change(|manifest| note_told(manifest, owed, ipv6, &woke));

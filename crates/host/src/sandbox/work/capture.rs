@@ -1,5 +1,7 @@
 //! Copying a sandbox, for a fork: memory, devices and disk of one moment.
 
+use std::path::PathBuf;
+
 use lifecycle::{CaptureOf, FailureCode, Left, Report};
 
 use super::settle::lost;
@@ -7,6 +9,7 @@ use super::{CaptureTo, Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed}
 use crate::clock::Moment;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
+use crate::sandbox::body::drive_images;
 use crate::settings::Files;
 
 impl Worker {
@@ -41,7 +44,7 @@ impl Worker {
         else {
             return Err(lost("there is no saved memory"));
         };
-        let copied = copy_parts(&self.body.files, to).await;
+        let copied = copy_parts(&self.body.files, to, self.drive_images()).await;
         copied.map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
         note_capture(to, &saved)
             .map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
@@ -77,7 +80,13 @@ impl Worker {
         let saved = machine.save_state(&to.state()).await;
         self.phases.mark("save");
         let copied = match &saved {
-            Ok(_) => copy_memory_and_disk(&self.body.files, to).await.map_err(|error| fail(&error)),
+            Ok(_) => {
+                let drives = self
+                    .record
+                    .with(|manifest| drive_images(&self.ground, manifest, &self.body.files));
+                let copied = copy_memory_and_disks(&self.body.files, to, drives).await;
+                copied.map_err(|error| fail(&error))
+            }
             Err(error) => Err(fail(error)),
         };
         self.phases.mark("copy");
@@ -109,20 +118,29 @@ pub(crate) fn read_capture(to: &Files) -> std::io::Result<Saved> {
     Ok(saved)
 }
 
-/// Copies memory, devices and disk, keeping holes.
-pub(crate) async fn copy_parts(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
-    let pairs =
+/// Copies memory, devices, disk, and these drives into their places, keeping holes.
+pub(crate) async fn copy_parts(
+    from: &Files,
+    to: &Files,
+    drives: Vec<(usize, PathBuf)>,
+) -> Result<(), vmm::files::FileError> {
+    let mut pairs =
         vec![(from.memory(), to.memory()), (from.state(), to.state()), (from.disk(), to.disk())];
+    pairs.extend(drives.into_iter().map(|(place, image)| (image, to.drive(place))));
     copy(pairs).await
 }
 
-async fn copy_memory_and_disk(from: &Files, to: &Files) -> Result<(), vmm::files::FileError> {
-    copy(vec![(from.memory(), to.memory()), (from.disk(), to.disk())]).await
+async fn copy_memory_and_disks(
+    from: &Files,
+    to: &Files,
+    drives: Vec<(usize, PathBuf)>,
+) -> Result<(), vmm::files::FileError> {
+    let mut pairs = vec![(from.memory(), to.memory()), (from.disk(), to.disk())];
+    pairs.extend(drives.into_iter().map(|(place, image)| (image, to.drive(place))));
+    copy(pairs).await
 }
 
-async fn copy(
-    pairs: Vec<(std::path::PathBuf, std::path::PathBuf)>,
-) -> Result<(), vmm::files::FileError> {
+async fn copy(pairs: Vec<(PathBuf, PathBuf)>) -> Result<(), vmm::files::FileError> {
     let copied = tokio::task::spawn_blocking(move || {
         for (from, to) in pairs {
             vmm::files::copy_sparse(&from, &to)?;

@@ -10,7 +10,7 @@ use vmm::files::{Compared, FileError};
 
 use super::settle::{lost, sync};
 use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
-use crate::checkpoints::Taken;
+use crate::checkpoints::{STATE, Taken};
 use crate::clock::Moment;
 use crate::ground::FREE_BYTES_MIN;
 use crate::guest::{QuiesceOptions, WakeParams};
@@ -31,10 +31,13 @@ impl Worker {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };
         self.make_shadow(shadow, Left::Awake)?;
-        let early = self.compare_memory_and_disk(shadow).await.map_err(|error| fail(&error))?;
+        let early = self.compare_parts(shadow).await.map_err(|error| fail(&error))?;
         self.phases.mark("compare");
         // QEMU flushes its disk while the guest stands: what lies before it in the file system's queue goes out now.
-        let queued = vec![shadow.memory(), shadow.disk(), self.body.files.disk()];
+        let mut queued = vec![shadow.memory(), shadow.disk(), self.body.files.disk()];
+        for (place, image) in self.drive_images() {
+            queued.extend([shadow.drive(place), image]);
+        }
         for path in queued {
             sync(path).await.map_err(|error| fail(&error))?;
         }
@@ -77,21 +80,21 @@ impl Worker {
             return Err(lost("there is no saved memory"));
         };
         self.make_shadow(shadow, Left::Asleep)?;
-        let [memory, disk] =
-            self.compare_memory_and_disk(shadow).await.map_err(|error| fail(&error))?;
+        let mut differed = self.compare_parts(shadow).await.map_err(|error| fail(&error))?;
         let state = compare(self.body.files.state(), shadow.state(), 1).await;
-        let state = state.map_err(|error| fail(&error))?;
+        differed[STATE] = state.map_err(|error| fail(&error))?;
         self.phases.mark("compare");
-        self.leave(taken, saved, [memory, disk, state], 0);
+        self.leave(taken, saved, differed, 0);
         Ok(())
     }
 
     /// Pauses, saves the devices, compares and copies, and lets the machine go on.
-    async fn compare_paused(&mut self, shadow: &Files) -> Result<(Saved, [Compared; 3]), Failed> {
+    async fn compare_paused(&mut self, shadow: &Files) -> Result<(Saved, Vec<Compared>), Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };
         let files = self.body.files.clone();
+        let drives = self.drive_images();
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         machine.pause().await.map_err(|error| fail(&error))?;
         self.phases.mark("pause");
@@ -102,8 +105,8 @@ impl Worker {
             machine.give_state(),
             compare(files.memory(), shadow.memory(), COMPARING_THREADS)
         );
-        let disk = match &saved {
-            Ok(_) => compare(files.disk(), shadow.disk(), 1).await.map_err(|error| fail(&error)),
+        let disks = match &saved {
+            Ok(_) => compare_disks(&files, shadow, drives).await.map_err(|error| fail(&error)),
             Err(error) => Err(fail(error)),
         };
         self.phases.mark("copy");
@@ -112,13 +115,15 @@ impl Worker {
         let (saved, memory) =
             (saved.map_err(|error| fail(&error))?, memory.map_err(|error| fail(&error))?);
         let (mark, state) = saved;
-        let disk = disk?;
+        let mut differed = disks?;
+        differed.insert(0, memory);
+        // The device state is looked at as a whole when it is carried.
+        differed.insert(STATE, Compared::default());
         let machine = machine.fingerprint().clone();
         tokio::fs::write(shadow.state(), state).await.map_err(|error| fail(&error))?;
         let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
         let saved = Saved { slept_at, timer_due: None, state: mark, machine, guest_version };
-        // The device state is looked at as a whole when it is carried.
-        Ok((saved, [memory, disk, Compared::default()]))
+        Ok((saved, differed))
     }
 
     /// The folder of the copy, and room for what the first one writes.
@@ -128,27 +133,32 @@ impl Worker {
         };
         if !shadow.memory().exists() {
             let files = &self.body.files;
+            let drives = self.drive_images().into_iter().map(|(_, image)| image);
             let bytes: u64 = [files.memory(), files.disk()]
-                .iter()
-                .map(|path| vmm::files::allocated_bytes(path).unwrap_or(0))
+                .into_iter()
+                .chain(drives)
+                .map(|path| vmm::files::allocated_bytes(&path).unwrap_or(0))
                 .sum();
             self.check_room(FREE_BYTES_MIN + bytes, left)?;
         }
         std::fs::create_dir_all(shadow.dir()).map_err(|error| fail(&error))
     }
 
-    async fn compare_memory_and_disk(&self, shadow: &Files) -> Result<[Compared; 2], FileError> {
+    /// As [`PARTS`](crate::checkpoints), and its drives; without the device state.
+    async fn compare_parts(&self, shadow: &Files) -> Result<Vec<Compared>, FileError> {
         let files = &self.body.files;
         let memory = compare(files.memory(), shadow.memory(), COMPARING_THREADS).await?;
-        let disk = compare(files.disk(), shadow.disk(), 1).await?;
-        Ok([memory, disk])
+        let mut differed = compare_disks(files, shadow, self.drive_images()).await?;
+        differed.insert(0, memory);
+        differed.insert(STATE, Compared::default());
+        Ok(differed)
     }
 
     fn leave(
         &self,
         taken: &Mutex<Option<Taken>>,
         saved: Saved,
-        differed: [Compared; 3],
+        differed: Vec<Compared>,
         pause_ms: u64,
     ) {
         let of = self.record.get();
@@ -156,6 +166,19 @@ impl Worker {
         *taken.lock().unwrap_or_else(PoisonError::into_inner) =
             Some(Taken { of, saved, asleep, differed, pause_ms });
     }
+}
+
+/// The disk, then the drives in their places.
+async fn compare_disks(
+    files: &Files,
+    shadow: &Files,
+    drives: Vec<(usize, PathBuf)>,
+) -> Result<Vec<Compared>, FileError> {
+    let mut differed = vec![compare(files.disk(), shadow.disk(), 1).await?];
+    for (place, image) in drives {
+        differed.push(compare(image, shadow.drive(place), 1).await?);
+    }
+    Ok(differed)
 }
 
 /// Blocking work on another thread.

@@ -1,19 +1,24 @@
 //! Making run: created from a template, woken from memory or disk, booted from disk.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lifecycle::{FailureCode, Left, Report, Tier};
 use vmm::Machine;
 use vmm::machine::StartError;
 
 use super::settle::lost;
-use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
+use super::{Failed, MOUNT_LIMIT, QUIESCE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
 use crate::fault;
 use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
-use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
-use crate::manifest::{Saved, State};
-use crate::sandbox::body::{identity_owed, ipv6_owed, machine_spec, note_told};
+use crate::guest::{
+    Continuity, LinkError, LinkState, QuiesceOptions, Step, StepOutcome, WakeError, WakeParams,
+};
+use crate::manifest::{Manifest, Saved, State};
+use crate::sandbox::body::{
+    Shape, drive_images, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
+};
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
 
 impl Worker {
@@ -28,14 +33,15 @@ impl Worker {
             State::Creating | State::Failed { .. }
         ) {
             self.check_room(FREE_BYTES_MIN, Left::Lost)?;
-            let (image, cpus, memory_mib) = self.record.with(|manifest| {
-                (manifest.image_digest.clone(), manifest.cpus, manifest.memory_mib)
-            });
-            let image = self.ground.image_by_digest(&image).map_err(|error| fail(&error))?;
-            let template = self.ground.templates.get(&self.ground, &image, cpus, memory_mib).await;
+            let of = self.record.get();
+            let image =
+                self.ground.image_by_digest(&of.image_digest).map_err(|error| fail(&error))?;
+            let (cpus, memory_mib, drives) = (of.cpus, of.memory_mib, !of.drives.is_empty());
+            let templates = &self.ground.templates;
+            let template = templates.get(&self.ground, &image, cpus, memory_mib, drives).await;
             let template = template.map_err(|error| fail(&error))?;
             self.phases.mark("template");
-            super::capture::copy_parts(&template.files, &self.body.files)
+            super::capture::copy_parts(&template.files, &self.body.files, Vec::new())
                 .await
                 .map_err(|error| fail(&error))?;
             fault::point("create_copied");
@@ -128,8 +134,10 @@ impl Worker {
         let ground = Arc::clone(&self.ground);
         let tap = self.body.ensure_port(&ground).map_err(|error| fail(&error))?.tap_fd();
         let slot = self.body.slot.number();
-        let size = (before.cpus, before.memory_mib);
-        let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
+        self.check_drives(&before, Left::Asleep)?;
+        let shape = Shape::of(&ground, &before, &self.body.files);
+        let spec =
+            machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
         if let Err(mismatch) = saved.machine.compatible(&ground.qemu.fingerprint(&spec)) {
             return Err(failed(FailureCode::SnapshotMismatch, Left::Asleep, &mismatch));
         }
@@ -213,9 +221,11 @@ impl Worker {
             self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
         let ground = Arc::clone(&self.ground);
         let tap = self.body.ensure_port(&ground).map_err(|error| fail(&error))?.tap_fd();
-        let size = (manifest.cpus, manifest.memory_mib);
+        self.check_drives(&manifest, Left::Lost)?;
+        let shape = Shape::of(&ground, &manifest, &self.body.files);
         let slot = self.body.slot.number();
-        let spec = machine_spec(&ground, &self.id, &self.body.files, slot, size, image.root(), tap);
+        let spec =
+            machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
         // What was in memory is lost from here on, so it must not be found by a later daemon.
         let life = self.next_life;
         let fingerprint = ground.qemu.fingerprint(&spec);
@@ -266,7 +276,7 @@ impl Worker {
 
     /// Has a living guest write everything to its disk first (S15: what was written stays). One that cannot is ended all the
     /// same: a restart is the cure of a guest that does not answer.
-    async fn end_in_order(&mut self) {
+    pub(super) async fn end_in_order(&mut self) {
         if !self.body.is_alive() || self.body.link.state() != LinkState::Running {
             return;
         }
@@ -285,10 +295,10 @@ impl Worker {
     }
 
     /// Meets the guest agent of the running machine.
-    async fn attach(
+    pub(super) async fn attach(
         &mut self,
         continuity: Continuity,
-        limit: std::time::Duration,
+        limit: Duration,
     ) -> Result<(), Failed> {
         let silent =
             |error: String| Failed { code: FailureCode::AgentSilent, left: Left::Awake, error };
@@ -310,11 +320,19 @@ impl Worker {
         let who = who.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
         let needs_identity = who.is_some();
         let ipv6 = ipv6_owed(&self.ground, &self.record, self.body.slot.number());
+        let mounts = mounts_owed(&self.record);
+        let (limit, has_drives) =
+            if mounts.is_empty() { (WAKE_LIMIT, false) } else { (MOUNT_LIMIT, true) };
         let params = WakeParams { fork: who.is_some(), identity: who };
-        let asked = self.body.link.wake_with_ipv6(params, ipv6, WAKE_LIMIT);
+        let asked = self.body.link.wake_with(params, ipv6, mounts, limit);
         let woke = self.unless_superseded(asked).await;
         self.phases.mark("guest");
-        let woke = woke.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
+        let woke = woke.map_err(|error| {
+            let unmounted = has_drives && is_about_drives(&error);
+            let code =
+                if unmounted { FailureCode::DriveUnusable } else { FailureCode::AgentSilent };
+            failed(code, Left::Awake, &error)
+        })?;
         for step in &woke.steps {
             if let crate::guest::StepOutcome::Failed(why) = &step.outcome {
                 tracing::warn!(sandbox = %self.id, step = ?step.step, why, "a step of the wake failed");
@@ -333,6 +351,15 @@ impl Worker {
             });
         }
         Ok(Report::Ready)
+    }
+
+    /// Whether the disks of its drives are there.
+    fn check_drives(&self, manifest: &Manifest, left: Left) -> Result<(), Failed> {
+        let images = drive_images(&self.ground, manifest, &self.body.files);
+        let missing = images.iter().find(|(_, image)| !image.exists());
+        let Some((place, _)) = missing else { return Ok(()) };
+        let error = format!("the disk of its drive {} is gone", manifest.drives[*place].name);
+        Err(Failed { code: FailureCode::DriveUnusable, left, error })
     }
 
     /// Waits for room in memory, in order of arrival.
@@ -371,6 +398,17 @@ impl Worker {
         if let Err(error) = self.body.end_machine(why).await {
             tracing::error!(sandbox = %self.id, error = chain(&error), "QEMU could not be killed");
         }
+    }
+}
+
+/// Whether drives were what the guest could not do.
+fn is_about_drives(error: &Unanswered<WakeError>) -> bool {
+    match error {
+        Unanswered::Failed(WakeError::NotRunning(woke)) => woke.steps.iter().any(|report| {
+            report.step == Step::Mounts && matches!(report.outcome, StepOutcome::Failed(_))
+        }),
+        Unanswered::Failed(WakeError::Link(LinkError::NoDrives)) => true,
+        _ => false,
     }
 }
 

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use lifecycle::{FailureCode, Left, Report, Tier};
 use tokio::sync::oneshot;
+use vmm::Machine;
 use vmm::machine::GuestState;
+use vmm::process::ProcessState;
 
 use super::network::Look;
 use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
@@ -12,7 +14,7 @@ use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker,
 use crate::clock::Moment;
 use crate::fault;
 use crate::ground::FREE_BYTES_TO_SLEEP;
-use crate::guest::{LinkState, QuiesceOptions, WakeParams};
+use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 use crate::network::asleep::AtRest;
 use crate::sandbox::Message;
@@ -45,7 +47,9 @@ impl Worker {
         if self.signals.cancelled() {
             return Ok(Report::BackAwake);
         }
-        let options = QuiesceOptions { sync: room.is_ok() && !flushed, drop_caches: false };
+        // Its drives are to be whole when it stands still, which takes a word of its own.
+        let sync = room.is_ok() && (!flushed || self.has_drives());
+        let options = QuiesceOptions { sync, drop_caches: false };
         let quiesced = self.body.link.quiesce(options, QUIESCE_LIMIT).await;
         if let Err(error) = quiesced {
             return self
@@ -143,20 +147,22 @@ impl Worker {
         self.phases.mark("pause");
         self.machine_rests(look);
         let at_rest = self.at_rest();
+        let mut disks = vec![self.body.files.disk()];
+        disks.extend(self.drive_images().into_iter().map(|(_, image)| image));
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         fault::point("saving");
         let state_file = self.body.files.state();
         let (mark, state) = machine.give_state().await.map_err(|error| fail(&error))?;
         self.phases.mark("save");
-        // Not before: the disk changes until the state is given, when QEMU lets go of it. Together: a disk that is told to
+        // Not before: the disks change until the state is given, when QEMU lets go of them. Together: a disk that is told to
         // write everything does so for all of them at once.
-        let (written, memory, disk) = tokio::join!(
+        let (written, memory, disks) = tokio::join!(
             vmm::machine::write_state(state_file, state),
             sync(self.body.files.memory()),
-            sync(self.body.files.disk())
+            futures_util::future::try_join_all(disks.into_iter().map(sync))
         );
         written.map_err(|error| fail(&error))?;
-        memory.and(disk).map_err(|error| fail(&error))?;
+        memory.and(disks.map(drop)).map_err(|error| fail(&error))?;
         self.phases.mark("sync");
         if self.signals.cancelled() {
             return Ok(false);
@@ -313,11 +319,32 @@ impl Worker {
         due
     }
 
+    fn has_drives(&self) -> bool {
+        self.record.with(|manifest| !manifest.drives.is_empty())
+    }
+
+    /// Has a running guest write what it has for its drives, and leave them as if they had been unmounted. Asleep it has done so.
+    async fn leave_drives(&mut self) {
+        let runs = |machine: &Machine| machine.process_state() == ProcessState::Going;
+        if !self.has_drives() || !self.body.machine.as_ref().is_some_and(runs) {
+            return;
+        }
+        if self.body.link.state() == LinkState::Detached
+            && let Err(failed) = self.attach(Continuity::Unknown, WAKE_LIMIT).await
+        {
+            tracing::warn!(sandbox = %self.id, error = failed.error, "a guest with drives is ended without being asked");
+            return;
+        }
+        self.end_in_order().await;
+    }
+
     /// Ends the machine and removes all that belongs to the sandbox.
     pub(super) async fn destroy(&mut self) -> Result<Report, Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::DestroyFailed, Left::Lost, error)
         };
+        // Its drives stay: what it has written must be on them before anything says that it is gone.
+        self.leave_drives().await;
         let noted = self.record.change(|manifest| {
             manifest.state = State::Deleting;
             manifest.since = Moment::now();
@@ -338,6 +365,8 @@ impl Worker {
         if self.record.with(|manifest| manifest.moved_to.is_some()) {
             let to = self.ground.settings.moved_dir().join(self.id.as_str());
             set_aside(&dir, &to).map_err(|error| fail(&error))?;
+            self.ground.drives.set_aside(&self.id, &to).map_err(|error| fail(&error))?;
+            self.ground.drives.settle(&self.id, &[]);
             return Ok(Report::Destroyed);
         }
         let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
@@ -345,6 +374,7 @@ impl Worker {
             result => result,
         });
         removed.await.map_err(|error| fail(&error))?.map_err(|error| fail(&error))?;
+        self.ground.drives.settle(&self.id, &[]);
         self.phases.mark("remove");
         Ok(Report::Destroyed)
     }

@@ -1,0 +1,127 @@
+//! The verbs about drives, and what a client is told when one cannot be had.
+
+use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_DEFAULT, Drive, DriveUser};
+use api::{ApiError, Code, SandboxId};
+
+use crate::clock::rfc3339;
+use crate::daemon::Daemon;
+use crate::drives::{Claim, DriveError, Note};
+use crate::ground::{FREE_BYTES_MIN, free_bytes};
+use crate::images::ImageError;
+use crate::manifest::{DriveKind, DriveUse};
+use crate::sandbox::work::is_full;
+use crate::verbs::internal;
+
+impl Daemon {
+    pub(crate) async fn make_drive(&self, new: CreateDrive) -> Result<Drive, ApiError> {
+        let free = free_bytes(&self.ground.settings.data);
+        if free.map_err(|error| internal("free space is not known", &error))? < FREE_BYTES_MIN {
+            return Err(ApiError::new(Code::NoSpace, "the host's disk is full"));
+        }
+        let size_mib = new.size_mib.unwrap_or(DRIVE_MIB_DEFAULT);
+        let made = self.ground.drives.create(&new.name, size_mib).await;
+        let note = made.map_err(|error| self.drive_error("name", &new.name, &error))?;
+        Ok(self.drive(&new.name, &note))
+    }
+
+    pub(crate) fn all_drives(&self) -> Result<Vec<Drive>, ApiError> {
+        let all =
+            self.ground.drives.list().map_err(|error| self.drive_error("name", "", &error))?;
+        Ok(all.iter().map(|(name, note)| self.drive(name, note)).collect())
+    }
+
+    pub(crate) fn one_drive(&self, name: &str) -> Result<Drive, ApiError> {
+        let note = self.ground.drives.note(name);
+        let note = note.map_err(|error| self.drive_error("name", name, &error))?;
+        Ok(self.drive(name, &note))
+    }
+
+    pub(crate) fn remove_drive(&self, name: &str) -> Result<(), ApiError> {
+        let removed = self.ground.drives.delete(name);
+        removed.map_err(|error| self.drive_error("name", name, &error))
+    }
+
+    /// Takes drives for a sandbox.
+    pub(crate) fn claim_drives(
+        &self,
+        id: &SandboxId,
+        wanted: &[AttachDrive],
+    ) -> Result<(Vec<DriveUse>, Claim), ApiError> {
+        let uses: Vec<DriveUse> = wanted
+            .iter()
+            .map(|drive| DriveUse {
+                name: drive.name.clone(),
+                path: drive.path.clone(),
+                read_only: drive.read_only,
+                kind: DriveKind::Drive,
+            })
+            .collect();
+        let claimed = self.ground.drives.claim(id, &uses).map_err(|(at, error)| {
+            let name = &uses[at].name;
+            let error = self.drive_error(&format!("drives[{at}].name"), name, &error);
+            // What is not there is no place that was asked for, but a field that is wrong.
+            let code = if error.code == Code::NotFound { Code::InvalidRequest } else { error.code };
+            ApiError { code, ..error }
+        })?;
+        Ok((uses, claimed))
+    }
+
+    fn drive(&self, name: &str, note: &Note) -> Drive {
+        let holder = self.ground.drives.holder(name).and_then(|id| self.handle(&id).ok());
+        let attached_to = holder.map(|handle| {
+            let of = handle.manifest();
+            let place = of.drives.iter().find(|drive| drive.name == name);
+            DriveUser {
+                id: of.id.clone(),
+                name: of.name.clone(),
+                path: place.map(|drive| drive.path.clone()).unwrap_or_default(),
+            }
+        });
+        let stored = vmm::files::allocated_bytes(&self.ground.drives.disk(name));
+        Drive {
+            name: name.to_owned(),
+            size_mib: note.size_mib,
+            // It may have been deleted in between.
+            stored_bytes: stored.unwrap_or(0),
+            created_at: rfc3339(note.made_at.unix_ms),
+            attached_to,
+        }
+    }
+
+    pub(crate) fn drive_error(&self, field: &str, name: &str, error: &DriveError) -> ApiError {
+        let about = |code, text: String| ApiError {
+            field: Some(field.to_owned()),
+            ..ApiError::new(code, text)
+        };
+        match error {
+            DriveError::Missing => about(Code::NotFound, format!("there is no drive `{name}`"))
+                .hint("`dormouse drives list` shows what there is, `dormouse drives create` makes one"),
+            DriveError::Taken => {
+                about(Code::NameTaken, format!("there is a drive `{name}` already"))
+                    .hint("choose another name, or delete that one")
+            }
+            DriveError::Held(id) => {
+                let who = self.handle(id).map(|handle| handle.manifest().name);
+                let who = who.unwrap_or_else(|_| id.to_string());
+                about(Code::InUse, format!("the sandbox `{who}` has the drive `{name}`"))
+                    .hint("a drive has one sandbox at a time; delete that sandbox, or restart it without the drive")
+            }
+            DriveError::Removed => {
+                about(Code::BeingDeleted, format!("the drive `{name}` is being deleted"))
+            }
+            DriveError::Unclean => {
+                let text = format!(
+                    "the drive `{name}` cannot be attached read-only: whoever had it last ended without leaving it in order"
+                );
+                about(Code::DriveUnusable, text).hint("attach it for writing once")
+            }
+            DriveError::FileSystem(ImageError::MissingProgram { .. }) => {
+                internal("the host lacks `mke2fs` (Debian's package e2fsprogs)", error)
+            }
+            error if is_full(error) => ApiError::new(Code::NoSpace, "the host's disk is full"),
+            DriveError::Format(_) | DriveError::FileSystem(_) | DriveError::File(..) => {
+                internal("the drive cannot be used", error)
+            }
+        }
+    }
+}

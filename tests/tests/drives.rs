@@ -1,0 +1,215 @@
+//! Drives: disks that outlive sandboxes.
+
+use e2e::lab::Lab;
+use e2e::{isolated, proc, test_name, until};
+
+/// Keeps a file on a drive open, writes a line for each that it reads from a pipe, and says so.
+const WRITER: &str = r"
+import os
+os.mkfifo('/work/in')
+f = open('/data/log', 'a')
+open('/work/ready', 'w').close()
+while True:
+    for line in open('/work/in'):
+        f.write(line); f.flush()
+        open('/work/said', 'w').write(line)
+";
+
+fn refused(lab: &Lab, args: &[&str], with: &str) {
+    let output = lab.run(args);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && said.contains(with), "{args:?}: {said}");
+}
+
+fn create(lab: &Lab, name: &str, drive: &str) {
+    lab.ok(&["sandboxes", "create", "--name", name, "--memory-mib", "256", "--drive", drive]);
+}
+
+/// Has the program with the open file write a line.
+fn write(lab: &Lab, sandbox: &str, line: &str) {
+    let script = format!(
+        "until test -e /work/ready; do sleep 0.1; done; echo {line} >/work/in; until grep -q {line} /work/said; do sleep 0.1; done"
+    );
+    lab.sh(sandbox, &script);
+}
+
+fn holder(lab: &Lab, drive: &str) -> Option<String> {
+    let drive = lab.json(&["drives", "get", drive]);
+    drive["attached_to"]["name"].as_str().map(str::to_owned)
+}
+
+#[test]
+fn s22_a_drive_outlives_sandboxes_and_sleeps_with_them() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "data", "--size", "1G"]);
+        assert_eq!(lab.json(&["drives", "list"])[0]["size_mib"], 1024);
+        assert_eq!(holder(lab, "data"), None);
+        create(lab, "web", "data:/data");
+        assert_eq!(holder(lab, "data").as_deref(), Some("web"));
+        assert_eq!(lab.view("web")["drives"][0]["path"], "/data");
+        let size: u64 =
+            lab.sh("web", "df --output=size -k /data | tail -1").trim().parse().unwrap();
+        assert!((900_000..1_048_576).contains(&size), "{size}");
+        lab.write_file("web", "/work/writer.py", WRITER);
+        lab.ok(&["exec", "web", "--background", "--", "python3", "/work/writer.py"]);
+        write(lab, "web", "one");
+
+        // A program with an open file goes on over both tiers, the daemon's death, and both.
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "memory"]);
+        write(lab, "web", "two");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        write(lab, "web", "three");
+        lab.kill_daemon();
+        lab.start();
+        write(lab, "web", "four");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "memory"]);
+        lab.kill_daemon();
+        lab.start();
+        assert_eq!(holder(lab, "data").as_deref(), Some("web"), "known from the manifests");
+        write(lab, "web", "five");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        lab.kill_daemon();
+        lab.start();
+        write(lab, "web", "six");
+
+        // What is its own nobody else has, and it stays there.
+        refused(lab, &["drives", "delete", "data"], "the sandbox `web` has the drive `data`");
+        refused(
+            lab,
+            &["sandboxes", "create", "--drive", "data:/x"],
+            "the sandbox `web` has the drive `data`",
+        );
+        refused(lab, &["sandboxes", "create", "--drive", "none:/x"], "no drive `none`");
+        refused(lab, &["drives", "create", "data"], "already");
+        assert_eq!(lab.json(&["sandboxes", "list"]).as_array().map(Vec::len), Some(1));
+        lab.ok(&["sandboxes", "restart", "web"]);
+        let lines = "one\ntwo\nthree\nfour\nfive\nsix";
+        assert_eq!(lab.sh("web", "cat /data/log"), lines);
+        assert_eq!(lab.view("web")["drives"][0]["name"], "data");
+
+        // Written, and deleted awake at once; then asleep in each tier: it is on the drive, and the drive is in order.
+        lab.sh("web", "echo last >/data/last");
+        lab.ok(&["sandboxes", "delete", "web"]);
+        assert_eq!(holder(lab, "data"), None);
+        for tier in ["memory", "disk"] {
+            create(lab, "next", "data:/srv/files");
+            assert_eq!(
+                lab.sh("next", "cat /srv/files/log /srv/files/last"),
+                format!("{lines}\nlast")
+            );
+            lab.sh("next", &format!("echo {tier} >/srv/files/{tier}"));
+            lab.ok(&["sandboxes", "sleep", "next", "--tier", tier]);
+            lab.ok(&["sandboxes", "delete", "next"]);
+            create(lab, "reader", "data:/data:ro");
+            assert_eq!(lab.sh("reader", &format!("cat /data/{tier}")), tier);
+            assert_eq!(
+                lab.sh(
+                    "reader",
+                    "touch /data/x 2>/dev/null || mount -o remount,rw /data 2>/dev/null || echo no"
+                ),
+                "no"
+            );
+            lab.ok(&["sandboxes", "sleep", "reader", "--tier", "disk"]);
+            assert_eq!(lab.sh("reader", "cat /data/last"), "last");
+            lab.ok(&["sandboxes", "delete", "reader"]);
+        }
+        let taken = proc::disk_use(&lab.data().join("drives"));
+        assert!(taken < 100 << 20, "{taken} bytes");
+        lab.ok(&["drives", "delete", "data"]);
+        assert_eq!(lab.json(&["drives", "list"]).as_array().map(Vec::len), Some(0));
+    });
+}
+
+#[test]
+fn s22_a_fork_and_a_snapshot_have_copies_of_drives() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "data", "--size", "256"]);
+        create(lab, "web", "data:/data");
+        lab.write_file("web", "/work/writer.py", WRITER);
+        lab.ok(&["exec", "web", "--background", "--", "python3", "/work/writer.py"]);
+        write(lab, "web", "one");
+        lab.ok(&["fork", "web", "--name", "awake"]);
+        lab.ok(&["snapshots", "create", "web", "kept"]);
+        write(lab, "web", "two");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        lab.ok(&["fork", "web", "--name", "asleep"]);
+        lab.ok(&["sandboxes", "create", "--name", "made", "--snapshot", "kept"]);
+        assert_eq!(holder(lab, "data").as_deref(), Some("web"));
+        for (name, before) in
+            [("awake", "one"), ("asleep", "one\ntwo"), ("made", "one"), ("web", "one\ntwo")]
+        {
+            // The program with the open file goes on in each, on a drive of its own.
+            write(lab, name, name);
+            assert_eq!(lab.sh(name, "cat /data/log"), format!("{before}\n{name}"));
+            assert_eq!(lab.view(name)["drives"][0]["copy"] == true, name != "web");
+        }
+        refused(
+            lab,
+            &["sandboxes", "create", "--snapshot", "kept", "--drive", "data:/x"],
+            "cannot be used",
+        );
+        // A copy of a copy, a restart of one; the copies go with their sandboxes.
+        lab.ok(&["fork", "awake", "--name", "second"]);
+        lab.ok(&["sandboxes", "restart", "second"]);
+        assert_eq!(lab.sh("second", "cat /data/log"), "one\nawake");
+        lab.ok(&["sandboxes", "delete", "web"]);
+        assert_eq!(holder(lab, "data"), None, "copies do not hold it");
+        create(lab, "other", "data:/data");
+        assert_eq!(lab.sh("other", "cat /data/log"), "one\ntwo\nweb");
+        assert_eq!(lab.sh("asleep", "cat /data/log"), "one\ntwo\nasleep");
+    });
+}
+
+#[test]
+fn s24_a_drive_of_a_machine_that_died_has_what_was_written_to_it() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "data", "--size", "256"]);
+        create(lab, "web", "data:/data");
+        lab.sh("web", "echo kept >/data/kept; sync; echo lost >/data/lost");
+        let [qemu] = proc::qemus_below(&lab.data())[..] else { panic!("one machine") };
+        proc::kill(qemu, rustix::process::Signal::KILL);
+        until("its end is noticed", || (lab.view("web")["sleep_tier"] == "off").then_some(()));
+        assert_eq!(lab.view("web")["failure_code"], "machine_lost");
+        assert_eq!(lab.sh("web", "cat /data/kept"), "kept");
+
+        // Whoever died with it has not left it in order: it can be had for writing, not for reading only.
+        let [qemu] = proc::qemus_below(&lab.data())[..] else { panic!("one machine") };
+        proc::kill(qemu, rustix::process::Signal::KILL);
+        until("its end is noticed", || (lab.view("web")["sleep_tier"] == "off").then_some(()));
+        lab.ok(&["sandboxes", "delete", "web"]);
+        refused(
+            lab,
+            &["sandboxes", "create", "--drive", "data:/data:ro"],
+            "without leaving it in order",
+        );
+        create(lab, "next", "data:/data");
+        assert_eq!(lab.sh("next", "cat /data/kept"), "kept");
+        lab.ok(&["sandboxes", "delete", "next"]);
+        create(lab, "reader", "data:/data:ro");
+        assert_eq!(lab.sh("reader", "cat /data/kept"), "kept");
+    });
+}
+
+#[test]
+fn s17_a_drive_that_is_gone_or_damaged_is_said() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "data", "--size", "64"]);
+        create(lab, "web", "data:/data");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        let disk = lab.data().join("drives/data/disk");
+        let away = lab.data().join("drives/data/away");
+        std::fs::rename(&disk, &away).expect("moved");
+        refused(lab, &["exec", "web", "--", "true"], "the disk of its drive data is gone");
+        assert_eq!(lab.view("web")["failure_code"], "drive_unusable");
+        std::fs::rename(&away, &disk).expect("moved back");
+        lab.ok(&["sandboxes", "restart", "web"]);
+        lab.sh("web", "echo there >/data/x");
+        lab.ok(&["sandboxes", "delete", "web"]);
+
+        let broken = std::fs::File::options().write(true).open(&disk).expect("opened");
+        std::os::unix::fs::FileExt::write_all_at(&broken, &[0; 4096], 0).expect("written");
+        refused(lab, &["sandboxes", "create", "--drive", "data:/data"], "mount drive0 at /data");
+        assert_eq!(lab.json(&["sandboxes", "list"]).as_array().map(Vec::len), Some(0));
+        assert_eq!(holder(lab, "data"), None);
+    });
+}
