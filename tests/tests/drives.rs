@@ -213,3 +213,65 @@ fn s17_a_drive_that_is_gone_or_damaged_is_said() {
         assert_eq!(holder(lab, "data"), None);
     });
 }
+
+#[test]
+fn s15_a_restart_gives_other_drives_and_takes_them() {
+    isolated(test_name!(), |lab| {
+        for drive in ["one", "two"] {
+            lab.ok(&["drives", "create", drive, "--size", "64"]);
+        }
+        lab.ok(&["sandboxes", "create", "--name", "web", "--memory-mib", "256"]);
+        lab.sh("web", "echo here >/work/here; mkdir /data; echo below >/data/below");
+        lab.ok(&[
+            "sandboxes",
+            "restart",
+            "web",
+            "--drive",
+            "one:/data",
+            "--drive",
+            "two:/data/two",
+        ]);
+        assert_eq!(lab.sh("web", "cat /work/here; ls /data"), "here\nlost+found\ntwo");
+        lab.sh("web", "echo 1 >/data/x; echo 2 >/data/two/x");
+        lab.ok(&["fork", "web", "--name", "fork"]);
+        for tier in ["memory", "disk"] {
+            lab.ok(&["sandboxes", "sleep", "web", "--tier", tier]);
+            assert_eq!(lab.sh("web", "cat /data/x /data/two/x"), "1\n2");
+        }
+        // One is taken from it, another place is given to the other.
+        lab.ok(&["sandboxes", "restart", "web", "--drive", "two:/srv"]);
+        assert_eq!(lab.sh("web", "cat /srv/x; ls /data"), "2\nbelow");
+        assert_eq!((holder(lab, "one"), holder(lab, "two").as_deref()), (None, Some("web")));
+        lab.ok(&["sandboxes", "create", "--name", "next", "--drive", "one:/data:ro"]);
+        assert_eq!(lab.sh("next", "cat /data/x"), "1");
+        refused(
+            lab,
+            &["sandboxes", "restart", "web", "--drive", "two:/srv", "--drive", "one:/x"],
+            "`next` has the drive `one`",
+        );
+        assert_eq!(lab.sh("web", "cat /srv/x"), "2", "as it was");
+        assert_eq!(holder(lab, "two").as_deref(), Some("web"));
+        lab.kill_daemon();
+        lab.start();
+        assert_eq!(
+            (holder(lab, "one").as_deref(), holder(lab, "two").as_deref()),
+            (Some("next"), Some("web"))
+        );
+        lab.ok(&["sandboxes", "restart", "web", "--no-drives"]);
+        assert_eq!(lab.sh("web", "cat /data/below"), "below");
+        lab.ok(&["drives", "delete", "two"]);
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
+        assert_eq!(lab.sh("web", "cat /data/below"), "below");
+
+        // The fork has its copies, until it is given something else.
+        lab.ok(&["sandboxes", "restart", "fork"]);
+        assert_eq!(lab.sh("fork", "cat /data/x /data/two/x"), "1\n2");
+        let id = lab.view("fork")["id"].as_str().expect("an id").to_owned();
+        let copies = || {
+            (0..8).filter(|n| lab.data().join(format!("sandboxes/{id}/drive-{n}")).exists()).count()
+        };
+        assert_eq!(copies(), 2);
+        lab.ok(&["sandboxes", "restart", "fork", "--no-drives"]);
+        assert_eq!(copies(), 0);
+    });
+}

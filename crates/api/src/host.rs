@@ -268,8 +268,12 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// What it has used since it was made. Asleep is fine.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError>;
 
-    /// Boots it anew from its disk.
-    async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError>;
+    /// Boots it anew from its disk; with these drives from now on, where some are given.
+    async fn restart(
+        &self,
+        id: &SandboxId,
+        drives: Option<Vec<AttachDrive>>,
+    ) -> Result<Sandbox, ApiError>;
 
     /// Removes it and all it kept; answers when it is gone. Gone already: fine.
     async fn delete(&self, id: &SandboxId) -> Result<(), ApiError>;

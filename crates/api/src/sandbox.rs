@@ -197,6 +197,18 @@ pub struct ForkRequest {
     pub name: Option<String>,
 }
 
+/// A restart.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"drives": [{"name": "data", "path": "/data"}]}))]
+pub struct RestartRequest {
+    /// Drives that it shall have from now on, at most 8, in place of those that it has; `[]`: none. Copies that a fork has are
+    /// deleted then. Absent: it keeps what it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 8)]
+    pub drives: Option<Vec<AttachDrive>>,
+}
+
 /// Puts to sleep.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]

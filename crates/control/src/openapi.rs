@@ -45,8 +45,14 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 5] =
-    ["create_sandbox", "sleep_sandbox", "fork_sandbox", "start_terminal", "drain_host"];
+const BODY_OPTIONAL: [&str; 6] = [
+    "create_sandbox",
+    "sleep_sandbox",
+    "restart_sandbox",
+    "fork_sandbox",
+    "start_terminal",
+    "drain_host",
+];
 
 /// The document as pretty JSON with a newline at the end.
 ///

@@ -174,6 +174,13 @@ pub(crate) enum SandboxesCommand {
     Restart {
         /// Name or id.
         name: String,
+        /// A drive that it shall have from now on, in place of those that it has; `:ro`: it cannot write it. May be given
+        /// several times.
+        #[arg(long = "drive", value_name = "NAME:PATH[:ro]", value_parser = drive)]
+        drives: Vec<AttachDrive>,
+        /// It shall have no drives from now on.
+        #[arg(long, conflicts_with = "drives")]
+        no_drives: bool,
     },
     /// Delete sandboxes with all they hold.
     #[command(visible_alias = "rm")]

@@ -106,8 +106,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Sandboxes(SandboxesCommand::Sleep(arguments)) => {
             commands::sandboxes::sleep(&client()?, arguments, json).await
         }
-        Command::Sandboxes(SandboxesCommand::Restart { name }) => {
-            commands::sandboxes::restart(&client()?, &name, json).await
+        Command::Sandboxes(SandboxesCommand::Restart { name, drives, no_drives }) => {
+            let drives = (no_drives || !drives.is_empty()).then_some(drives);
+            commands::sandboxes::restart(&client()?, &name, drives, json).await
         }
         Command::Sandboxes(SandboxesCommand::Delete { names }) => {
             commands::sandboxes::delete(&client()?, &names, json).await

@@ -9,8 +9,12 @@ use crate::drives::{Claim, DriveError, Note};
 use crate::ground::{FREE_BYTES_MIN, free_bytes};
 use crate::images::ImageError;
 use crate::manifest::{DriveKind, DriveUse};
+use crate::sandbox::Handle;
 use crate::sandbox::work::is_full;
 use crate::verbs::internal;
+
+/// How often a sandbox is booted for a restart with other drives: a boot that was under way does not count.
+const RESTARTS_MAX: u32 = 2;
 
 impl Daemon {
     pub(crate) async fn make_drive(&self, new: CreateDrive) -> Result<Drive, ApiError> {
@@ -64,6 +68,35 @@ impl Daemon {
             ApiError { code, ..error }
         })?;
         Ok((uses, claimed))
+    }
+
+    /// Boots a sandbox with these drives in place of those that it has. One that is being booted at this moment is booted
+    /// once more.
+    pub(crate) async fn restart_with(
+        &self,
+        handle: &Handle,
+        wanted: &[AttachDrive],
+    ) -> Result<(), ApiError> {
+        let _alone = handle.attaching().await;
+        let (uses, claim) = self.claim_drives(handle.id(), wanted)?;
+        let mut done = Ok(());
+        for _ in 0..RESTARTS_MAX {
+            done = handle.restart_with(uses.clone()).await;
+            if done.is_err() || handle.manifest().drives == uses {
+                break;
+            }
+        }
+        claim.keep();
+        // What is written down is true, however it ended.
+        let drives = handle.manifest().drives;
+        self.ground.drives.settle(handle.id(), &drives);
+        done?;
+        if drives == uses {
+            return Ok(());
+        }
+        let mut error = ApiError::new(Code::InUse, "it was restarted by others, with other drives");
+        error.retryable = true;
+        Err(error)
     }
 
     fn drive(&self, name: &str, note: &Note) -> Drive {

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use api::checkpoint::Checkpoint;
-use api::drive::{CreateDrive, Drive};
+use api::drive::{AttachDrive, CreateDrive, Drive};
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -266,9 +266,16 @@ impl Host for Daemon {
         handle.view().await.map(|known| known.sandbox)
     }
 
-    async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError> {
+    async fn restart(
+        &self,
+        id: &SandboxId,
+        drives: Option<Vec<AttachDrive>>,
+    ) -> Result<Sandbox, ApiError> {
         let handle = self.handle(id)?;
-        handle.restart().await?;
+        match drives {
+            None => handle.restart().await?,
+            Some(drives) => self.restart_with(&handle, &drives).await?,
+        }
         handle.view().await.map(|known| known.sandbox)
     }
 

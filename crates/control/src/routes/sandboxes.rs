@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use api::host::{Change, Log, SleepFor};
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Link, Sandbox, SandboxPage, SleepRequest, Status, UpdateSandbox,
+    CreateSandbox, ForkRequest, Link, RestartRequest, Sandbox, SandboxPage, SleepRequest, Status,
+    UpdateSandbox,
 };
 use api::{ApiError, Code, SandboxId};
 use axum::Json;
@@ -218,17 +219,21 @@ pub(crate) async fn sleep(
 
 /// Restart a sandbox
 ///
-/// Boots it anew from its disk: what ran is lost, what was written stays. Answers when its guest runs.
+/// Boots it anew from its disk: what ran is lost, what was written stays. Answers when its guest runs. With `drives` it has those
+/// from then on: this is how a drive is attached to a sandbox that is there, or taken from it.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/restart", tag = "sandboxes", operation_id = "restart_sandbox",
     params(("id" = String, Path, description = "Id or name", example = "web")),
+    request_body(content = RestartRequest, description = "Which drives it shall have; may be left out"),
     responses((status = 200, description = "Its view, running", body = Sandbox)),
 )]
 pub(crate) async fn restart(
     State(app): State<App>,
     At(entry): At,
+    JsonBody(request): JsonBody<RestartRequest>,
 ) -> Result<Json<Sandbox>, Failure> {
-    to_the_end(async move { Ok(Json(app.host().restart(&entry.id).await?)) }).await
+    validate::attached(request.drives.as_deref().unwrap_or_default())?;
+    to_the_end(async move { Ok(Json(app.host().restart(&entry.id, request.drives).await?)) }).await
 }
 
 /// Fork a sandbox

@@ -228,6 +228,10 @@ impl Fake {
     }
 }
 
+fn attached(AttachDrive { name, path, read_only }: AttachDrive) -> SandboxDrive {
+    SandboxDrive { name, path, read_only, copy: false }
+}
+
 struct FakeHold(Arc<watch::Sender<usize>>);
 impl Hold for FakeHold {}
 impl Drop for FakeHold {
@@ -282,16 +286,7 @@ impl Host for Fake {
             life: 1,
             created_at: AT.into(),
             forked_from: None,
-            drives: new
-                .drives
-                .into_iter()
-                .map(|AttachDrive { name, path, read_only }| SandboxDrive {
-                    name,
-                    path,
-                    read_only,
-                    copy: false,
-                })
-                .collect(),
+            drives: new.drives.into_iter().map(attached).collect(),
             env: new.env,
             labels: new.labels,
             sleep_after_seconds: Some(30),
@@ -367,9 +362,16 @@ impl Host for Fake {
         Ok(sandbox)
     }
 
-    async fn restart(&self, id: &SandboxId) -> Result<Sandbox, ApiError> {
+    async fn restart(
+        &self,
+        id: &SandboxId,
+        drives: Option<Vec<AttachDrive>>,
+    ) -> Result<Sandbox, ApiError> {
         let sandbox = self.change(id, |sandbox| {
             awake(sandbox);
+            if let Some(drives) = drives {
+                sandbox.drives = drives.into_iter().map(attached).collect();
+            }
             sandbox.life += 1;
         })?;
         self.say(id, "sandbox.restarted", "booted from disk");

@@ -1,9 +1,10 @@
 //! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
 
 use api::checkpoint::CheckpointSetting;
+use api::drive::AttachDrive;
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Lack, Link, PolicyPatch, Sandbox, SandboxPage, SleepRequest,
-    SleepTier, Status, UpdateSandbox, WaitsFor,
+    CreateSandbox, ForkRequest, Lack, Link, PolicyPatch, RestartRequest, Sandbox, SandboxPage,
+    SleepRequest, SleepTier, Status, UpdateSandbox, WaitsFor,
 };
 use hyper::http::request::Builder;
 use serde::Serialize;
@@ -136,9 +137,15 @@ pub(crate) async fn sleep(
     print_changed(&sandbox, json)
 }
 
-pub(crate) async fn restart(client: &Client, name: &str, json: bool) -> Result<i32, Problem> {
+pub(crate) async fn restart(
+    client: &Client,
+    name: &str,
+    drives: Option<Vec<AttachDrive>>,
+    json: bool,
+) -> Result<i32, Problem> {
+    let body = RestartRequest { drives };
     let sandbox: Sandbox =
-        client.json("POST", &format!("{}/restart", path(name)), None::<&()>).await?;
+        client.json("POST", &format!("{}/restart", path(name)), Some(&body)).await?;
     print_changed(&sandbox, json)
 }
 

@@ -28,6 +28,7 @@ use lifecycle::{Call, CallKind};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 
 use crate::guest::GuestLink;
+use crate::manifest::DriveUse;
 use crate::record::Record;
 use crate::settings::Files;
 
@@ -46,6 +47,8 @@ pub(crate) struct Handle {
     record: Record,
     /// Commands that are being started.
     starts: Arc<Semaphore>,
+    /// Held by who gives it other drives.
+    attaching: Arc<tokio::sync::Mutex<()>>,
     /// Unbounded as a type; in it are at most a few messages per call under way, and calls are bounded at the door.
     messages: mpsc::UnboundedSender<Message>,
 }
@@ -72,6 +75,8 @@ pub(crate) enum Message {
     },
     /// Boot anew.
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// The next boot gives it these drives; `None`: those that it has.
+    Drives(Option<Vec<DriveUse>>),
     /// There is room in memory for a restart, or none came in time.
     Room(Result<crate::budget::Seat, crate::budget::NoRoom>),
     /// Remove.
@@ -219,6 +224,21 @@ impl Handle {
 
     pub(crate) async fn restart(&self) -> Result<(), ApiError> {
         self.ask(|reply| Message::Restart { reply }).await?
+    }
+
+    /// Boots it with these drives from now on. Whether it got them its manifest says: a boot that was under way has not heard
+    /// of them.
+    pub(crate) async fn restart_with(&self, drives: Vec<DriveUse>) -> Result<(), ApiError> {
+        // Gone: the restart says so.
+        let _ = self.messages.send(Message::Drives(Some(drives)));
+        let restarted = self.restart().await;
+        let _ = self.messages.send(Message::Drives(None));
+        restarted
+    }
+
+    /// Waits until nobody else is about to give it other drives.
+    pub(crate) async fn attaching(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.attaching.lock().await
     }
 
     /// Gone already is fine.

@@ -34,7 +34,7 @@ use crate::checkpoints::Keeper;
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
 use crate::guest::GuestLink;
-use crate::manifest::{Manifest, State};
+use crate::manifest::{DriveUse, Manifest, State};
 use crate::record::Record;
 use crate::tap::Arrival;
 use crate::timeline::Timeline;
@@ -85,6 +85,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         address,
         record: record.clone(),
         starts: Arc::new(Semaphore::new(STARTS_MAX)),
+        attaching: Arc::default(),
         messages: messages.clone(),
     };
     let failure = match &manifest.state {
@@ -126,6 +127,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         reattach_at: found_running.then(Instant::now),
         halt: None,
         restarts: Restarts::default(),
+        drives_next: None,
         short_of: None,
         disk_low,
         gone,
@@ -179,6 +181,8 @@ struct Task {
     halt: Option<Halt>,
     /// Restarts that wait for room.
     restarts: Restarts,
+    /// Drives that the next boot gives it.
+    drives_next: Option<Vec<DriveUse>>,
     /// What an order failed for the last time, where the host lacks it: that is logged once, not each time it is tried.
     short_of: Option<FailureCode>,
     disk_low: watch::Receiver<bool>,
@@ -490,6 +494,10 @@ impl Task {
             }
             _ => None,
         };
+        let drives = match order.work {
+            Work::Boot | Work::Create => self.drives_next.take(),
+            _ => None,
+        };
         let worker = Worker {
             ground: Arc::clone(&self.ground),
             id: self.id.clone(),
@@ -500,6 +508,7 @@ impl Task {
             messages: self.messages.clone(),
             next_life: self.life + 1,
             capture_to,
+            drives,
         };
         let done = self.done.clone();
         tracing::debug!(sandbox = %self.id, ?order, "order");

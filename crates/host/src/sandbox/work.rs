@@ -26,6 +26,7 @@ use super::Message;
 use super::body::{Body, drive_images};
 use crate::checkpoints::Taken;
 use crate::ground::Ground;
+use crate::manifest::DriveUse;
 use crate::phases::Phases;
 use crate::record::Record;
 use crate::settings::Files;
@@ -70,6 +71,8 @@ pub(crate) struct Worker {
     pub(crate) next_life: u64,
     /// Where a capture puts its copies.
     pub(crate) capture_to: Option<CaptureTo>,
+    /// Drives that a boot gives it in place of those that it has.
+    pub(crate) drives: Option<Vec<DriveUse>>,
 }
 
 /// Where a capture puts its copies.

@@ -30,6 +30,7 @@ impl Task {
                 self.wait_for(Goal::Asleep, served, reply);
             }
             Message::Restart { reply } => self.on_restart(reply),
+            Message::Drives(drives) => self.drives_next = drives,
             Message::Room(seat) => self.on_room(seat),
             Message::Delete { reply } => {
                 let served = self.core.handle_delete(now);

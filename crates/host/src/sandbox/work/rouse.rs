@@ -15,7 +15,7 @@ use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
 use crate::guest::{
     Continuity, LinkError, LinkState, QuiesceOptions, Step, StepOutcome, WakeError, WakeParams,
 };
-use crate::manifest::{Manifest, Saved, State};
+use crate::manifest::{DriveKind, Manifest, Saved, State};
 use crate::sandbox::body::{
     Shape, drive_images, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
 };
@@ -33,6 +33,10 @@ impl Worker {
             State::Creating | State::Failed { .. }
         ) {
             self.check_room(FREE_BYTES_MIN, Left::Lost)?;
+            if let Some(drives) = self.drives.take() {
+                let noted = self.record.change(|manifest| manifest.drives = drives);
+                noted.await.map_err(|error| fail(&error))?;
+            }
             let of = self.record.get();
             let image =
                 self.ground.image_by_digest(&of.image_digest).map_err(|error| fail(&error))?;
@@ -215,7 +219,10 @@ impl Worker {
         self.body.seat = seat;
         self.phases.mark("end");
         self.check_room(FREE_BYTES_TO_WAKE, Left::Lost)?;
-        let manifest = self.record.get();
+        let mut manifest = self.record.get();
+        if let Some(drives) = self.drives.take() {
+            manifest.drives = drives;
+        }
         self.take_seat(manifest.memory_mib, Left::Lost).await?;
         let image =
             self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
@@ -230,7 +237,9 @@ impl Worker {
         let life = self.next_life;
         let fingerprint = ground.qemu.fingerprint(&spec);
         let ipv6 = ground.subnet.ipv6(slot);
+        let drives = manifest.drives.clone();
         let noted = self.record.change(move |manifest| {
+            manifest.drives = drives;
             manifest.ipv6 = ipv6;
             manifest.state = State::Running;
             manifest.machine = Some(fingerprint);
@@ -239,6 +248,7 @@ impl Worker {
             manifest.since = Moment::now();
         });
         noted.await.map_err(|error| fail(&error))?;
+        self.remove_old_copies(&manifest);
         for attempt in 1..=BOOT_TRIES {
             self.body.link = crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
             let machine = Machine::boot(&ground.qemu, &spec, &boot_image(&ground, &image)).await;
@@ -351,6 +361,22 @@ impl Worker {
             });
         }
         Ok(Report::Ready)
+    }
+
+    /// Removes copies of drives that it has no more.
+    fn remove_old_copies(&self, manifest: &Manifest) {
+        for place in 0..vmm::spec::DRIVE_PLACES {
+            let drive = manifest.drives.get(place);
+            if drive.is_some_and(|drive| drive.kind == DriveKind::Copy) {
+                continue;
+            }
+            match std::fs::remove_file(self.body.files.drive(place)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(sandbox = %self.id, place, %error, "an old copy of a drive is left");
+                }
+                _ => {}
+            }
+        }
     }
 
     /// Whether the disks of its drives are there.
