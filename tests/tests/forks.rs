@@ -99,6 +99,8 @@ fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
                 "{name}: {end}"
             );
             echo(u8::try_from(number).unwrap_or(7));
+            // It would go on drawing, and leave the others no processor.
+            lab.ok(&["sandboxes", "sleep", &name, "--tier", "memory"]);
         }
         assert_eq!(lab.sh("parent", "test -e /work/end && echo ended || echo goes on"), "goes on");
     });
