@@ -52,6 +52,17 @@ pub struct NewSandbox {
     pub epoch: i64,
 }
 
+/// What decides whether a copy may stand for a sandbox that is to be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// Image name.
+    pub image: String,
+    /// Virtual processors.
+    pub cpus: u32,
+    /// MiB.
+    pub memory_mib: u32,
+}
+
 /// A fork that a host is told to make; everything not named here is its parent's.
 #[derive(Clone, Debug)]
 pub struct NewFork {
@@ -216,6 +227,23 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
 
     /// One sandbox. Asleep is fine.
     async fn view(&self, id: &SandboxId) -> Result<Known, ApiError>;
+
+    /// The id under which one of this kind is made fastest, if there is such: a copy lies ready there, for some seconds. Whoever
+    /// makes another under it, or none, loses nothing but time.
+    fn reserve(&self, _kind: &Kind) -> Option<SandboxId> {
+        None
+    }
+
+    /// How many copies lie ready to be claimed.
+    fn ready_copies(&self) -> usize {
+        0
+    }
+
+    /// The id of [`reserve`](Self::reserve) is not used after all.
+    fn release(&self, _id: &SandboxId) {}
+
+    /// The host goes away: what it keeps for speed alone is given up. Sandboxes stay as they are.
+    async fn close(&self) {}
 
     /// Makes one and answers when its guest runs. Repeating it with the same id answers the same sandbox.
     async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError>;

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use api::host::{NewFork, NewSandbox};
+use api::host::{Kind, NewFork, NewSandbox};
 use api::id::{ID_CHARS, base32};
 use api::sandbox::{CreateSandbox, ForkRequest, MEMORY_MIB_DEFAULT, Sandbox};
 use api::{ApiError, Code, SandboxId};
@@ -26,6 +26,11 @@ pub(crate) const KEY_CHARS: usize = 20;
 const REPEAT_WAIT_MAX: Duration = Duration::from_mins(1);
 /// How often an id is drawn before giving up; twice would already be a wonder.
 const DRAWS_MAX: u32 = 4;
+
+/// The image of a sandbox whose request names none.
+const IMAGE_DEFAULT: &str = "default";
+/// Virtual processors of a sandbox whose request names no number.
+const CPUS_DEFAULT: u32 = 1;
 
 /// What shall be made.
 #[derive(Clone, Debug)]
@@ -62,7 +67,12 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
             entry: entry.clone(),
             spec: &spec,
         };
-        let (entry, resumed) = match app.catalogue().reserve(wanted).await? {
+        let reserved = app.catalogue().reserve(wanted).await;
+        if !matches!(reserved, Ok(Reservation::New)) {
+            // Nothing is made under this id.
+            app.host().release(&entry.id);
+        }
+        let (entry, resumed) = match reserved? {
             Reservation::New => (entry, false),
             Reservation::Answered(sandbox) => {
                 return Ok(Made { sandbox: *sandbox, replayed: true });
@@ -179,9 +189,9 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
     NewSandbox {
         id: entry.id.clone(),
         name: entry.name.clone(),
-        image: request.image.unwrap_or_else(|| "default".to_owned()),
+        image: request.image.unwrap_or_else(|| IMAGE_DEFAULT.to_owned()),
         snapshot: request.snapshot,
-        cpus: request.cpus.unwrap_or(1),
+        cpus: request.cpus.unwrap_or(CPUS_DEFAULT),
         memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
         drives: request.drives,
         env: request.env,
@@ -198,9 +208,10 @@ fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
         Order::Fork(_, request) => &request.name,
     };
     for _ in 0..DRAWS_MAX {
-        let mut random = [0; ID_CHARS];
-        getrandom::fill(&mut random).map_err(Failure::internal("draw an id"))?;
-        let id = SandboxId::from_random(random);
+        let id = match kind(order).and_then(|kind| app.host().reserve(&kind)) {
+            Some(ready) => ready,
+            None => draw_id()?,
+        };
         // Also no name may read like it.
         if app.catalogue().find(id.as_str()).is_some() {
             continue;
@@ -219,6 +230,24 @@ fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
         });
     }
     Err(ApiError::new(Code::Internal, "no free id was found").into())
+}
+
+/// What a ready copy must be to stand for this order; `None`: none can.
+fn kind(order: &Order) -> Option<Kind> {
+    match order {
+        Order::Create(request) if request.snapshot.is_none() => Some(Kind {
+            image: request.image.clone().unwrap_or_else(|| IMAGE_DEFAULT.to_owned()),
+            cpus: request.cpus.unwrap_or(CPUS_DEFAULT),
+            memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
+        }),
+        Order::Create(_) | Order::Fork(..) => None,
+    }
+}
+
+fn draw_id() -> Result<SandboxId, Failure> {
+    let mut random = [0; ID_CHARS];
+    getrandom::fill(&mut random).map_err(Failure::internal("draw an id"))?;
+    Ok(SandboxId::from_random(random))
 }
 
 fn spec_json(order: &Order) -> Result<String, Failure> {

@@ -105,6 +105,7 @@ pub(crate) struct Metrics {
     events_lost: Counter,
     sandboxes: Family<StateLabels, Gauge>,
     awake_connections: Gauge,
+    ready_copies: Gauge,
     state_bytes: Gauge,
     awake_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
     cpu_seconds: Counter<f64, std::sync::atomic::AtomicU64>,
@@ -129,6 +130,7 @@ impl Metrics {
             events_lost: Counter::default(),
             sandboxes: Family::default(),
             awake_connections: Gauge::default(),
+            ready_copies: Gauge::default(),
             state_bytes: Gauge::default(),
             awake_seconds: Counter::default(),
             cpu_seconds: Counter::default(),
@@ -190,6 +192,11 @@ impl Metrics {
             "awake_connections",
             "Open connections to awake ports",
             self.awake_connections.clone(),
+        );
+        registry.register(
+            "ready_copies",
+            "Copies that lie ready to become sandboxes",
+            self.ready_copies.clone(),
         );
         registry.register_with_unit(
             "state",
@@ -278,6 +285,7 @@ impl Metrics {
         &self,
         sandboxes: &[Sandbox],
         used: &Usage,
+        ready_copies: usize,
     ) -> Result<String, std::fmt::Error> {
         let _alone = self.asking.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         // All there can be: one that has gone must be seen to be zero.
@@ -293,6 +301,7 @@ impl Metrics {
             connections += i64::from(sandbox.awake_connections);
         }
         self.awake_connections.set(connections);
+        self.ready_copies.set(i64::try_from(ready_copies).unwrap_or(i64::MAX));
         self.state_bytes.set(i64::try_from(used.state_bytes).unwrap_or(i64::MAX));
         for (counter, sum) in
             [(&self.awake_seconds, used.awake_seconds), (&self.cpu_seconds, used.cpu_seconds)]
@@ -364,7 +373,7 @@ mod tests {
         metrics.answered(Face::Api, StatusCode::NOT_FOUND, Some(api::Code::NotFound), after);
         let used =
             Usage { awake_seconds: 2.5, cpu_seconds: 0.5, state_bytes: 9, ..Usage::default() };
-        let text = metrics.text(&[], &used).unwrap();
+        let text = metrics.text(&[], &used, 0).unwrap();
         for line in [
             "dormouse_starts_total{order=\"create\"} 1",
             "dormouse_starts_total{order=\"boot\"} 1",
@@ -394,7 +403,7 @@ mod tests {
             assert!(moved, "nothing moves `{name}`\n{text}");
         }
         // Sums never shrink.
-        let text = metrics.text(&[], &Usage::default()).unwrap();
+        let text = metrics.text(&[], &Usage::default(), 0).unwrap();
         assert!(text.contains("dormouse_awake_seconds_total 2.5\n"), "{text}");
     }
 }

@@ -761,6 +761,11 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_MEMORY_WAIT_SECONDS", value_name = "SECONDS",
         default_value_t = host::budget::WAIT_DEFAULT.as_secs())]
     pub(crate) memory_wait_seconds: u64,
+    /// How many copies of the default sandbox, and of the kind asked for last, are kept ready to be claimed; each takes the memory
+    /// of a sleeper. They are the first to make room. 0: none.
+    #[arg(long, env = "DORMOUSE_POOL", value_name = "NUMBER", default_value_t = host::settings::POOL_DEFAULT,
+        value_parser = pool_size)]
+    pub(crate) pool: usize,
     /// The object store in which checkpoints of sandboxes are kept, such as `file:///mnt/checkpoints`: a folder that is there,
     /// empty at first, and that several hosts may share. Default: none, and no checkpoints.
     #[arg(long, env = "DORMOUSE_STORE", value_name = "URL")]
@@ -834,6 +839,14 @@ fn or_never(text: &str) -> Result<OrNever, String> {
     text.parse()
         .map(|number| OrNever(Some(number)))
         .map_err(|_| "a whole number or `never`".to_owned())
+}
+
+fn pool_size(text: &str) -> Result<usize, String> {
+    let most = host::settings::POOL_MAX;
+    text.parse()
+        .ok()
+        .filter(|size| *size <= most)
+        .ok_or_else(|| format!("not a whole number from 0 to {most}"))
 }
 
 fn edge_seconds(text: &str) -> Result<u64, String> {

@@ -61,6 +61,7 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
         // What woke once more before nobody could ask any more.
         control::drain(&*host).await;
     }
+    host.close().await;
     Ok(0)
 }
 
@@ -75,6 +76,7 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     }
     settings.memory_budget_mib = arguments.memory_budget_mib;
     settings.memory_wait = Duration::from_secs(arguments.memory_wait_seconds);
+    settings.pool = arguments.pool;
     settings.ipv6 = arguments.ipv6_prefix.unwrap_or_default();
     settings.ipv6_outbound = arguments.ipv6_outbound;
     settings.store.clone_from(&arguments.store);

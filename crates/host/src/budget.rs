@@ -134,6 +134,17 @@ impl Budget {
         Err(NoRoom::Taken { needed: mib, budget })
     }
 
+    /// Room for a guest of this size that nobody else waits for and nobody has to make; `None`: there is none.
+    pub(crate) fn seat_if_free(&self, memory_mib: u32) -> Option<Seat> {
+        let mib = u64::from(memory_mib) + QEMU_MIB;
+        let mut inner = self.inner();
+        if !inner.waiting.is_empty() || inner.free_mib() < mib {
+            return None;
+        }
+        inner.taken_mib += mib;
+        Some(Seat { budget: self.clone(), mib })
+    }
+
     /// For a machine that is there already.
     pub(crate) fn seat_of_living(&self, memory_mib: u32) -> Seat {
         let mib = u64::from(memory_mib) + QEMU_MIB;

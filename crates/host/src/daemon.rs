@@ -21,6 +21,7 @@ use crate::ground::{Ground, watch_disk};
 use crate::network::dns::Dns;
 use crate::network::{Network, Subnet, SubnetHold, SubnetTaken};
 use crate::passage;
+use crate::pool::{self, Pool};
 use crate::recovery;
 use crate::sandbox::Handle;
 use crate::sandbox::work::chain;
@@ -96,6 +97,7 @@ pub struct Daemon {
     pub(crate) gone: mpsc::UnboundedSender<SandboxId>,
     pub(crate) terminals: Terminals,
     pub(crate) snapshots: Snapshots,
+    pub(crate) pool: Arc<Pool>,
     sandboxes: RwLock<HashMap<SandboxId, Handle>>,
     _dns: Option<Dns>,
     _subnet: SubnetHold,
@@ -160,6 +162,7 @@ impl Daemon {
         let snapshots = Snapshots::open(dir.clone()).map_err(fail("tidy folder", &dir))?;
         terminals.recover(&found.values().cloned().collect::<Vec<_>>(), &events);
         let sandboxes = RwLock::new(found);
+        let pool = Arc::new(Pool::new(ground.settings.pool));
         let daemon = Arc::new(Self {
             ground,
             network,
@@ -167,6 +170,7 @@ impl Daemon {
             gone,
             terminals,
             snapshots,
+            pool,
             sandboxes,
             _dns: dns,
             _subnet: subnet_hold,
@@ -174,6 +178,7 @@ impl Daemon {
         });
         let weak = Arc::downgrade(&daemon);
         tokio::spawn(execs_kept::keep(weak.clone(), daemon.events.subscribe()));
+        tokio::spawn(pool::keep(weak.clone()));
         tokio::spawn(async move {
             while let Some(id) = gone_inbox.recv().await {
                 let Some(daemon) = weak.upgrade() else { return };

@@ -8,7 +8,7 @@
 //! | `exec`, `execs_kept`, `terminals` | commands as the interface speaks of them; those of sleepers; terminals and their screens |
 //! | `recovery` | what a starting daemon makes of what it finds |
 //! | [`manifest`], `record` | what is durable about a sandbox, and the one place that changes it |
-//! | [`template`] | guests that were booted once, for all to be copied from |
+//! | [`template`], `pool` | guests that were booted once, for all to be copied from; copies that wait to be claimed |
 //! | [`images`] | kernel, initial RAM disk and root file system |
 //! | [`guest`] | the link to the agent in a guest |
 //! | [`network`], `tap` | addresses, rules, name server; a sandbox's port, and who answers there while it sleeps |
@@ -37,6 +37,7 @@ pub mod manifest;
 pub mod network;
 pub mod passage;
 mod phases;
+mod pool;
 mod record;
 mod recovery;
 mod sandbox;

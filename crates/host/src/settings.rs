@@ -11,6 +11,12 @@ pub const MEMORY_TIER_DEFAULT: Duration = Duration::from_mins(5);
 /// How long a refused port is tried again after a start or a wake.
 pub const PORT_RETRY_DEFAULT: Duration = Duration::from_secs(10);
 
+/// Ready clones of each kind: whoever makes one sandbox after the other waits for copies, but the first of a while does not.
+pub const POOL_DEFAULT: usize = 1;
+
+/// Most ready clones of each kind: each takes the memory of a sleeper.
+pub const POOL_MAX: usize = 16;
+
 /// Accounts of one subnet: as many as it has addresses.
 const UIDS_PER_SUBNET: u32 = 1 << 16;
 
@@ -43,6 +49,8 @@ pub struct Settings {
     pub memory_budget_mib: Option<u64>,
     /// How long a machine waits for room in memory before it is refused.
     pub memory_wait: Duration,
+    /// How many clones of each kind of sandbox that is asked for are kept ready; 0: none, and each is copied when it is wanted.
+    pub pool: usize,
     /// The object store in which checkpoints are kept, `file:///…`; `None`: there are none.
     pub store: Option<String>,
 }
@@ -64,6 +72,7 @@ impl Settings {
             port_retry: PORT_RETRY_DEFAULT,
             memory_budget_mib: None,
             memory_wait: crate::budget::WAIT_DEFAULT,
+            pool: POOL_DEFAULT,
             store: None,
         }
     }

@@ -39,6 +39,7 @@ use crate::execs_kept;
 use crate::guest::{EntryKind, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec};
 use crate::loopback::Loopback;
 use crate::manifest::{Manifest, Policy, State};
+use crate::pool::{self, Kind};
 use crate::record::Record;
 use crate::sandbox::body::{Body, make_folder};
 use crate::sandbox::work::chain;
@@ -71,6 +72,27 @@ impl Host for Daemon {
 
     async fn view(&self, id: &SandboxId) -> Result<Known, ApiError> {
         self.handle(id)?.view().await
+    }
+
+    fn reserve(&self, kind: &api::host::Kind) -> Option<SandboxId> {
+        let image = self.ground.image(&kind.image).ok()?;
+        self.pool.reserve(&Kind {
+            image_digest: image.id().as_str().to_owned(),
+            cpus: kind.cpus,
+            memory_mib: kind.memory_mib,
+        })
+    }
+
+    fn ready_copies(&self) -> usize {
+        self.pool.ready()
+    }
+
+    fn release(&self, id: &SandboxId) {
+        self.pool.release(id);
+    }
+
+    async fn close(&self) {
+        self.pool.close().await;
     }
 
     async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError> {
@@ -116,7 +138,14 @@ impl Host for Daemon {
             state: State::Creating,
             since: Moment::now(),
         };
-        let (body, record) = self.found(&new.id, manifest).await?;
+        let kind =
+            Kind { image_digest: digest.clone(), cpus: new.cpus, memory_mib: new.memory_mib };
+        let (body, record) = match self.pool.claim(&new.id, &kind).await {
+            Some(claimed) => pool::found(claimed, manifest)
+                .await
+                .map_err(|error| internal("its ready copy could not be claimed", &error))?,
+            None => self.found(&new.id, manifest).await?,
+        };
         let handle = self.begin(body, record, "created", "was made")?;
         claim.keep();
         let started = handle.started().await;

@@ -74,7 +74,7 @@ pub(crate) async fn metrics(State(app): State<App>) -> Result<Response, Failure>
     let Json(used) = super::usage::of_all(State(app.clone())).await?;
     let text = app
         .metrics()
-        .text(&sandboxes, &used.total)
+        .text(&sandboxes, &used.total, app.host().ready_copies())
         .map_err(Failure::internal("write the figures"))?;
     let kind = HeaderValue::from_static(crate::metrics::CONTENT_TYPE);
     Ok(([(header::CONTENT_TYPE, kind)], text).into_response())

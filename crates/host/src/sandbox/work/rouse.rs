@@ -28,10 +28,28 @@ impl Worker {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CreateFailed, Left::Lost, error)
         };
-        if matches!(
-            self.record.with(|manifest| manifest.state.clone()),
-            State::Creating | State::Failed { .. }
-        ) {
+        let state = self.record.with(|manifest| manifest.state.clone());
+        let mut copy = matches!(state, State::Creating | State::Failed { .. });
+        if matches!(state, State::SleepingInMemory { .. }) {
+            // A clone that lay ready.
+            match self.wake(Tier::Memory).await {
+                Ok(done) => return Ok(done),
+                Err(failed) => {
+                    tracing::warn!(sandbox = %self.id, error = failed.error, "a ready clone does not go on: it is copied anew");
+                    self.end_quietly("the ready clone did not go on").await;
+                    let files = &self.body.files;
+                    for part in [files.memory(), files.state(), files.disk()] {
+                        std::fs::remove_file(part).map_err(|error| fail(&error))?;
+                    }
+                    self.body.link =
+                        crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
+                    let undone = self.record.change(|manifest| manifest.state = State::Creating);
+                    undone.await.map_err(|error| fail(&error))?;
+                    copy = true;
+                }
+            }
+        }
+        if copy {
             self.check_room(FREE_BYTES_MIN, Left::Lost)?;
             if let Some(drives) = self.drives.take() {
                 let noted = self.record.change(|manifest| manifest.drives = drives);
