@@ -235,11 +235,13 @@ fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
 /// What a ready copy must be to stand for this order; `None`: none can.
 fn kind(order: &Order) -> Option<Kind> {
     match order {
-        Order::Create(request) if request.snapshot.is_none() => Some(Kind {
-            image: request.image.clone().unwrap_or_else(|| IMAGE_DEFAULT.to_owned()),
-            cpus: request.cpus.unwrap_or(CPUS_DEFAULT),
-            memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
-        }),
+        Order::Create(request) if request.snapshot.is_none() && request.drives.is_empty() => {
+            Some(Kind {
+                image: request.image.clone().unwrap_or_else(|| IMAGE_DEFAULT.to_owned()),
+                cpus: request.cpus.unwrap_or(CPUS_DEFAULT),
+                memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
+            })
+        }
         Order::Create(_) | Order::Fork(..) => None,
     }
 }

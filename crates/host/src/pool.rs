@@ -29,7 +29,7 @@ use crate::guest::{Continuity, QuiesceOptions, WakeParams};
 use crate::images::DEFAULT_NAME;
 use crate::manifest::{Manifest, State};
 use crate::record::Record;
-use crate::sandbox::body::{Body, machine_spec, make_folder};
+use crate::sandbox::body::{Body, Shape, machine_spec, make_folder};
 use crate::sandbox::work::{WAKE_LIMIT, chain};
 use crate::settings::Files;
 
@@ -61,6 +61,8 @@ pub(crate) struct Kind {
     pub(crate) image_digest: String,
     pub(crate) cpus: u32,
     pub(crate) memory_mib: u32,
+    /// It has places for drives; no clones of such a kind are made.
+    pub(crate) drives: bool,
 }
 
 /// The ready clones of a host.
@@ -292,6 +294,7 @@ fn wanted(ground: &Ground, pool: &Pool) -> Vec<Kind> {
             image_digest: image.id().as_str().to_owned(),
             cpus: 1,
             memory_mib: api::sandbox::MEMORY_MIB_DEFAULT,
+            drives: false,
         };
         if !kinds.contains(&kind) {
             kinds.truncate(KINDS_MAX - 1);
@@ -363,14 +366,15 @@ async fn ready(
     body: &mut Body,
 ) -> Result<Moment, String> {
     let image = ground.image_by_digest(&kind.image_digest).map_err(|error| chain(&error))?;
-    let template = ground.templates.get(ground, &image, kind.cpus, kind.memory_mib).await;
+    let template =
+        ground.templates.get(ground, &image, kind.cpus, kind.memory_mib, kind.drives).await;
     let template = template.map_err(|error| chain(&error))?;
-    let copied = crate::sandbox::work::copy_parts(&template.files, &body.files).await;
+    let copied = crate::sandbox::work::copy_parts(&template.files, &body.files, Vec::new()).await;
     copied.map_err(|error| chain(&error))?;
     let tap = body.ensure_port(ground).map_err(|error| error.to_string())?.tap_fd();
     let slot = body.slot.number();
-    let size = (kind.cpus, kind.memory_mib);
-    let spec = machine_spec(ground, id, &body.files, slot, size, image.root(), tap);
+    let shape = Shape { cpus: kind.cpus, memory_mib: kind.memory_mib, drives: None };
+    let spec = machine_spec(ground, id, &body.files, slot, shape, image.root(), tap);
     let turn = ground.restores.acquire().await.map_err(|error| error.to_string())?;
     let about = &template.about;
     let slept = about.saved_at.elapsed();
@@ -386,7 +390,7 @@ async fn ready(
     let who = who.map_err(|error| error.to_string())?;
     let params = WakeParams { fork: true, identity: who };
     let ipv6 = crate::sandbox::body::ipv6_owed(ground, record, slot);
-    let woke = body.link.wake_with_ipv6(params, ipv6, WAKE_LIMIT).await;
+    let woke = body.link.wake_with(params, ipv6, Vec::new(), WAKE_LIMIT).await;
     woke.map_err(|error| chain(&error))?;
     crate::exec::run_to_end(&body.link, "true", WARM_UP_LIMIT)
         .await
@@ -461,6 +465,7 @@ impl Manifest {
             image_digest: kind.image_digest.clone(),
             cpus: kind.cpus,
             memory_mib: kind.memory_mib,
+            drives: Vec::new(),
             env: std::collections::BTreeMap::new(),
             labels: std::collections::BTreeMap::new(),
             policy: crate::manifest::Policy::new(0),

@@ -80,6 +80,7 @@ impl Host for Daemon {
             image_digest: image.id().as_str().to_owned(),
             cpus: kind.cpus,
             memory_mib: kind.memory_mib,
+            drives: false,
         })
     }
 
@@ -138,8 +139,12 @@ impl Host for Daemon {
             state: State::Creating,
             since: Moment::now(),
         };
-        let kind =
-            Kind { image_digest: digest.clone(), cpus: new.cpus, memory_mib: new.memory_mib };
+        let kind = Kind {
+            image_digest: digest.clone(),
+            cpus: new.cpus,
+            memory_mib: new.memory_mib,
+            drives: !new.drives.is_empty(),
+        };
         let (body, record) = match self.pool.claim(&new.id, &kind).await {
             Some(claimed) => pool::found(claimed, manifest)
                 .await
