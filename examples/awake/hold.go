@@ -35,6 +35,10 @@ func Hold(onSleep func(line string)) (net.Conn, error) {
 		conn.Close()
 		return nil, errors.New("the awake socket ended")
 	}
+	if !strings.HasPrefix(lines.Text(), "held ") { // "error <why>"
+		conn.Close()
+		return nil, errors.New(lines.Text())
+	}
 	go func() {
 		for lines.Scan() {
 			if strings.HasPrefix(lines.Text(), "sleep ") {
@@ -46,6 +50,10 @@ func Hold(onSleep func(line string)) (net.Conn, error) {
 }
 
 func main() {
+	if len(os.Args) < 2 {
+		fmt.Fprintln(os.Stderr, "usage: hold COMMAND [ARGUMENT…]")
+		os.Exit(2)
+	}
 	conn, err := Hold(func(line string) { fmt.Fprintln(os.Stderr, line) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -18,13 +18,20 @@ export function hold(onSleep = () => {}) {
     createInterface({ input: socket }).on("line", (line) => {
       const [word, ...rest] = line.split(" ");
       if (word === "held") resolve(() => socket.end());
+      if (word === "error") reject(new Error(rest.join(" ")));
       if (word === "sleep") onSleep(Number(rest[0]), rest.includes("cap"));
     });
   });
 }
 
-const letGo = await hold((ms, cap) => console.error(`sleeps in ${ms} ms${cap ? " whatever is held" : ""}`));
+const fail = (text, code) => {
+  console.error(text);
+  process.exit(code);
+};
 const [command, ...args] = process.argv.slice(2);
+if (!command) fail("usage: hold.mjs COMMAND [ARGUMENT…]", 2);
+const onSleep = (ms, cap) => console.error(`sleeps in ${ms} ms${cap ? " whatever is held" : ""}`);
+const letGo = await hold(onSleep).catch((error) => fail(`hold.mjs: ${error.message}`, 1));
 spawn(command, args, { stdio: "inherit" })
   .on("error", (error) => {
     console.error(error.message);

@@ -24,7 +24,9 @@ class Awake:
         self.socket.connect(os.environ.get("AWAKE_SOCKET", "/run/sbx/awake"))
         self.lines = self.socket.makefile("r")
         self.socket.sendall(b"+")
-        self.lines.readline()  # `held 1 1`: from here on it counts
+        line = self.lines.readline()  # `held 1 1`: from here on it counts
+        if not line.startswith("held "):  # `error <why>`
+            raise OSError(line.strip() or "the awake socket ended")
         threading.Thread(target=self.listen, daemon=True).start()
         return self
 
@@ -39,6 +41,11 @@ class Awake:
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        sys.exit("usage: hold.py COMMAND [ARGUMENT…]")
     told = lambda ms, cap: print(f"sleeps in {ms} ms" + (" whatever is held" if cap else ""), file=sys.stderr)
-    with Awake(told):
-        sys.exit(subprocess.run(sys.argv[1:]).returncode)
+    try:
+        with Awake(told):
+            sys.exit(subprocess.run(sys.argv[1:]).returncode)
+    except OSError as error:
+        sys.exit(f"hold.py: {error}")
