@@ -254,8 +254,10 @@ fn s22_a_terminal_outlasts_the_daemon_and_sleep_on_disk() {
         // One that starts while it sleeps on disk knows the screen.
         until("the screen is written down", || {
             let file = lab.data().join("sandboxes").join(lab.view("web")["id"].as_str()?);
-            let file = file.join("terminals").join(format!("{id}.json"));
-            std::fs::read_to_string(file).ok().filter(|text| text.contains("second-1331"))
+            let files = std::fs::read_dir(file.join("terminals")).ok()?;
+            let mut texts =
+                files.flatten().filter_map(|file| std::fs::read_to_string(file.path()).ok());
+            texts.find(|text| text.contains("second-1331"))
         });
         lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
         lab.stop_daemon();
@@ -274,6 +276,8 @@ fn s22_a_terminal_outlasts_the_daemon_and_sleep_on_disk() {
         shell.types("stty size; echo third-$((N+N))\r");
         shell.shows("40 120");
         shell.shows("third-22");
+        let woke = lab.events("web", "woke").pop().expect("it was woken");
+        assert_eq!(woke["data"]["cause"], "terminal", "{woke}");
         // A fork has the same terminal, and its own life.
         lab.ok(&["fork", "web", "--name", "copy"]);
         let copied = until("the fork's screen is drawn", || {
@@ -288,9 +292,16 @@ fn s22_a_terminal_outlasts_the_daemon_and_sleep_on_disk() {
         assert!(!screen.contains("fork-"), "{screen}");
         lab.ok(&["terminals", "close", "copy", &id]);
         assert_eq!(fork.ends(), Some(129), "it was hung up");
-        // A restart ends it, and says so.
+        // A restart ends it, and says so; it is forgotten, and so is one that had ended before.
+        let mut ended = Pty::start(&lab.command(&["shell", "web", "--", "true"]), 80, 24);
+        assert_eq!(ended.ends(), Some(0));
         lab.ok(&["sandboxes", "restart", "web"]);
         assert_eq!(shell.ends(), Some(125));
+        until("both are forgotten", || {
+            (lab.json(&["terminals", "list", "web"]) == Value::Array(vec![])).then_some(())
+        });
+        lab.kill_daemon();
+        lab.start();
         assert_eq!(lab.json(&["terminals", "list", "web"]), Value::Array(vec![]));
         // So does a deletion.
         let mut shell = Pty::start(&lab.command(&["shell", "web"]), 80, 24);

@@ -62,6 +62,14 @@ fn s23_what_is_used_is_counted_and_outlives_the_daemon() {
         lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
         let usage = |lab: &Lab| lab.json(&["usage", "web"])["usage"].clone();
         let figure = |lab: &Lab, name: &str| usage(lab)[name].as_f64().expect("a number");
+        // From its first second on, and of what it was made of nothing is counted.
+        lab.sh("web", "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done");
+        lab.ok(&["sandboxes", "sleep", "web", "--tier", "memory"]);
+        let first = usage(lab);
+        assert!(first["cpu_seconds"].as_f64() > Some(0.1), "{first}");
+        assert!(first["cpu_seconds"].as_f64() < first["awake_seconds"].as_f64(), "{first}");
+        assert_eq!(first["asleep_disk_seconds"].as_f64(), Some(0.0), "{first}");
+        lab.sh("web", "true");
         until("awake for a while", || (figure(lab, "awake_seconds") > 2.0).then_some(()));
         until("its programs have computed", || {
             lab.sh("web", "i=0; while [ $i -lt 20000 ]; do i=$((i+1)); done");
@@ -85,11 +93,13 @@ fn s23_what_is_used_is_counted_and_outlives_the_daemon() {
         }
         assert!(after["state_bytes"].as_u64() > Some(10_000_000), "{after}");
         assert_eq!(lab.view("web")["status"], "sleeping");
-        assert_eq!(lab.events("web", "woke").len(), 0);
+        assert_eq!(lab.events("web", "woke").len(), 1, "the one from above");
         // A fork begins at nothing.
         lab.ok(&["fork", "web", "--name", "copy"]);
         let copy = lab.json(&["usage", "copy"])["usage"].clone();
-        assert!(copy["asleep_memory_seconds"].as_f64() == Some(0.0), "{copy}");
+        for name in ["asleep_memory_seconds", "asleep_disk_seconds"] {
+            assert!(copy[name].as_f64() == Some(0.0), "{copy}");
+        }
         lab.ok(&["sandboxes", "delete", "web"]);
         let all = lab.json(&["usage"]);
         assert!(all["deleted"]["awake_seconds"].as_f64() >= Some(awake), "{all}");

@@ -13,12 +13,8 @@ use crate::process::{self, find, step};
 use crate::setup;
 use crate::up::FORWARDING;
 
-/// Begins the name of every sandbox's link on the host.
-const TAP_PREFIX: &str = "dmouse";
-/// The daemon's table in the packet filter.
-const TABLE: [&str; 2] = ["inet", "dormouse"];
-/// The address at which guests know their host, on the loopback.
-const GATEWAY: &str = "10.118.0.1/32";
+/// The subnet of a daemon that was told no other.
+const SUBNET_DEFAULT: Subnet = Subnet(10, 118);
 
 /// How long putting all sandboxes to sleep may take: some tens a second, on a slow and busy disk some a minute.
 const DRAIN_LIMIT: Duration = Duration::from_mins(15);
@@ -49,9 +45,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     step("sandboxes put to sleep, daemon ended", || end_daemon(&data))?;
     step("virtual machines", || end_machines(&data))?;
     step("network", || {
-        remove_taps()?;
-        remove_rules()?;
-        remove_gateway(&data)?;
+        for subnet in subnets(&data)? {
+            if subnet.is_held()? {
+                eprintln!("    {}: another daemon uses it", subnet.gateway());
+                continue;
+            }
+            subnet.remove_taps()?;
+            subnet.remove_rules()?;
+            remove_address(&format!("{}/32", subnet.gateway()))?;
+        }
+        remove_ipv6_gateway(&data)?;
         restore_forwarding(&data)
     })?;
     step("programs", remove_programs)?;
@@ -113,38 +116,97 @@ fn machines_over(data: &Path) -> Result<Vec<u32>> {
     Ok(ids)
 }
 
-/// Removes the sandboxes' links. Asked of `ip`: `/sys` may be that of another network namespace.
-fn remove_taps() -> Result<()> {
-    let links = process::output(tool("ip")?.args(["-oneline", "link", "show"]))?;
-    for name in links.lines().filter_map(tap) {
-        process::run(tool("ip")?.args(["link", "delete", name]))?;
+/// The first two numbers of a /16 from which sandboxes had their addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Subnet(u8, u8);
+
+/// The subnets that daemons over this data folder have used.
+fn subnets(data: &Path) -> Result<Vec<Subnet>> {
+    let path = data.join("subnets");
+    let noted = match fs::read_to_string(&path) {
+        // Of an earlier version, or never started.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+        noted => noted.context(format!("read {}", path.display()))?,
+    };
+    let mut all: Vec<Subnet> = noted.lines().filter_map(subnet).collect();
+    if all.is_empty() {
+        all.push(SUBNET_DEFAULT);
     }
-    Ok(())
+    Ok(all)
 }
 
-/// The name in a line such as `7: dmouse3: <BROADCAST,…`, if it is a sandbox's link.
-fn tap(line: &str) -> Option<&str> {
-    let name = line.split(": ").nth(1)?;
-    name.strip_prefix(TAP_PREFIX)?.parse::<u32>().ok().map(|_| name)
+fn subnet(line: &str) -> Option<Subnet> {
+    let [a, b, _, _] = line.trim().parse::<std::net::Ipv4Addr>().ok()?.octets();
+    Some(Subnet(a, b))
 }
 
-fn remove_rules() -> Result<()> {
-    // Adding first makes deleting succeed whether it was there or not.
-    for verb in ["add", "delete"] {
-        process::run(tool("nft")?.args([verb, "table"]).args(TABLE))?;
+impl Subnet {
+    /// The address at which guests know their host, on the loopback.
+    fn gateway(self) -> String {
+        format!("{}.{}.0.1", self.0, self.1)
     }
-    Ok(())
-}
 
-/// The gateway's addresses; that in IPv6 is the first after the installation's own prefix.
-fn remove_gateway(data: &Path) -> Result<()> {
-    let prefix = fs::read_to_string(data.join("ipv6-prefix")).unwrap_or_default();
-    let ipv6 = prefix.trim().strip_suffix("/64").map(|prefix| format!("{prefix}1/128"));
-    let present = process::output(tool("ip")?.args(["-oneline", "address", "show", "dev", "lo"]))?;
-    for gateway in std::iter::once(GATEWAY).chain(ipv6.as_deref()) {
-        if present.split_whitespace().any(|word| word == gateway) {
-            process::run(tool("ip")?.args(["address", "delete", gateway, "dev", "lo"]))?;
+    /// Begins the name of every sandbox's link on the host.
+    fn tap_prefix(self) -> String {
+        if self == SUBNET_DEFAULT {
+            return "dmouse".to_owned();
         }
+        format!("dm{:02x}{:02x}-", self.0, self.1)
+    }
+
+    /// The daemon's table in the packet filter.
+    fn table(self) -> String {
+        if self == SUBNET_DEFAULT {
+            return "dormouse".to_owned();
+        }
+        format!("dormouse_{}_{}", self.0, self.1)
+    }
+
+    /// Whether a daemon, over another data folder, uses it now.
+    fn is_held(self) -> Result<bool> {
+        let sockets = fs::read_to_string("/proc/net/unix").context("list sockets")?;
+        let name = format!("@dormouse/{}", self.gateway());
+        Ok(sockets.lines().any(|line| line.ends_with(&name)))
+    }
+
+    /// Removes the sandboxes' links. Asked of `ip`: `/sys` may be that of another network namespace.
+    fn remove_taps(self) -> Result<()> {
+        let links = process::output(tool("ip")?.args(["-oneline", "link", "show"]))?;
+        for name in links.lines().filter_map(|line| self.tap(line)) {
+            process::run(tool("ip")?.args(["link", "delete", name]))?;
+        }
+        Ok(())
+    }
+
+    /// The name in a line such as `7: dmouse3: <BROADCAST,…`, if it is a sandbox's link.
+    fn tap(self, line: &str) -> Option<&str> {
+        let name = line.split(": ").nth(1)?;
+        name.strip_prefix(&self.tap_prefix())?.parse::<u32>().ok().map(|_| name)
+    }
+
+    fn remove_rules(self) -> Result<()> {
+        // Adding first makes deleting succeed whether it was there or not.
+        for verb in ["add", "delete"] {
+            process::run(tool("nft")?.args([verb, "table", "inet", &self.table()]))?;
+        }
+        Ok(())
+    }
+}
+
+/// The gateway's address in IPv6 is the first after the installation's own prefix.
+fn remove_ipv6_gateway(data: &Path) -> Result<()> {
+    let prefix = fs::read_to_string(data.join("ipv6-prefix")).unwrap_or_default();
+    match prefix.trim().strip_suffix("/64") {
+        Some(prefix) => remove_address(&format!("{prefix}1/128")),
+        None => Ok(()),
+    }
+}
+
+/// Takes an address off the loopback, if it is there.
+fn remove_address(address: &str) -> Result<()> {
+    let present = process::output(tool("ip")?.args(["-oneline", "address", "show", "dev", "lo"]))?;
+    if present.split_whitespace().any(|word| word == address) {
+        process::run(tool("ip")?.args(["address", "delete", address, "dev", "lo"]))?;
     }
     Ok(())
 }
@@ -191,6 +253,7 @@ const IN_DATA: [&str; 20] = [
     "host.id",
     "drives",
     "ipv6-prefix",
+    "subnets",
     "moved",
     "images",
     "quarantine",
@@ -243,18 +306,32 @@ mod tests {
 
     #[test]
     fn only_links_of_sandboxes_are_taken_away() {
-        assert_eq!(
-            tap("7: dmouse3: <BROADCAST,MULTICAST,UP> mtu 1500 qdisc fq_codel"),
-            Some("dmouse3")
-        );
+        let default = SUBNET_DEFAULT;
+        let line = "7: dmouse3: <BROADCAST,MULTICAST,UP> mtu 1500 qdisc fq_codel";
+        assert_eq!(default.tap(line), Some("dmouse3"));
+        let other = Subnet(10, 119);
+        assert_eq!(other.tap("8: dm0a77-12: <UP>"), Some("dm0a77-12"));
+        assert_eq!((other.tap(line), default.tap("8: dm0a77-12: <UP>")), (None, None));
+        assert_eq!((other.table(), default.table()), ("dormouse_10_119".into(), "dormouse".into()));
         for line in [
+            "8: dm0a77-x: <UP>",
             "1: lo: <LOOPBACK,UP> mtu 65536",
             "2: dmousex: <UP>",
             "3: dmouse: <UP>",
             "4: mydmouse3: <UP>",
             "",
         ] {
-            assert_eq!(tap(line), None, "{line}");
+            assert_eq!(default.tap(line), None, "{line}");
         }
+    }
+
+    #[test]
+    fn every_subnet_that_was_used_is_cleaned_and_without_a_note_the_default_one() {
+        let folder = std::env::temp_dir().join(format!("dormouse-down-{}", std::process::id()));
+        fs::create_dir_all(&folder).expect("a folder");
+        assert_eq!(subnets(&folder).expect("read"), [SUBNET_DEFAULT]);
+        fs::write(folder.join("subnets"), "10.119.0.0\n172.20.0.0\nnonsense\n").expect("written");
+        assert_eq!(subnets(&folder).expect("read"), [Subnet(10, 119), Subnet(172, 20)]);
+        fs::remove_dir_all(&folder).expect("removed");
     }
 }

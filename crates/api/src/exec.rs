@@ -46,8 +46,8 @@ pub struct ExecRequest {
 /// A command that was started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Exec {
-    /// Number of the command in its sandbox; lasts over sleep, not over a restart.
-    #[schema(example = "12")]
+    /// Id of the command; lasts over sleep, not over a restart.
+    #[schema(example = "hnkainteaodl")]
     pub exec_id: String,
     /// Process id in the guest.
     pub pid: u32,
@@ -91,7 +91,7 @@ pub struct Exit {
 /// The answer to a command that was waited for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct ExecResult {
-    /// Number of the command in its sandbox.
+    /// Id of the command.
     pub exec_id: String,
     /// Process id in the guest.
     pub pid: u32,

@@ -80,7 +80,7 @@ impl Default for TerminalSize {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 pub struct Terminal {
     /// Its number; also that of its command under `execs`. Lasts over sleep, not over a restart.
-    #[schema(example = "8f3a00000000000c")]
+    #[schema(example = "hnkainteaodl")]
     pub terminal_id: String,
     /// Process id in the guest.
     pub pid: u32,

@@ -8,7 +8,7 @@ use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::header::CONTENT_LENGTH;
 use axum::http::request::Parts;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
 use crate::App;
@@ -212,7 +212,14 @@ pub(crate) fn body_reader(body: Body) -> Box<dyn tokio::io::AsyncRead + Send + U
 
 /// Parses a JSON object into `T`.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let mut value: Value = serde_json::from_slice(bytes).map_err(|error| {
+    let Unambiguous(mut value) = serde_json::from_slice(bytes).map_err(|error| {
+        let text = error.to_string();
+        if let Some((name, _)) =
+            text.strip_prefix(TWICE).and_then(|rest| rest.split_once("` at line "))
+        {
+            return ApiError::invalid(name, format!("the body has the field `{name}` twice"))
+                .hint("give each field once");
+        }
         ApiError::invalid("body", format!("the body is no JSON: {error}"))
             .hint("send a JSON object, such as `{}`")
     })?;
@@ -222,6 +229,75 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     make_integers(&mut value);
     serde_path_to_error::deserialize(value)
         .map_err(|error| explain("the body", &error.path().to_string(), &error.inner().to_string()))
+}
+
+/// JSON in which no object has a field twice: of two values nobody knows which was meant, and readers differ in which they take.
+struct Unambiguous(Value);
+
+/// How the error about that begins.
+const TWICE: &str = "twice: `";
+
+impl<'de> serde::Deserialize<'de> for Unambiguous {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Reading)
+    }
+}
+
+struct Reading;
+
+impl<'de> Visitor<'de> for Reading {
+    type Value = Unambiguous;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("JSON")
+    }
+
+    fn visit_unit<E>(self) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(Value::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Unambiguous, E> {
+        Ok(Unambiguous(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Unambiguous, A::Error> {
+        let mut all = Vec::new();
+        while let Some(Unambiguous(item)) = items.next_element()? {
+            all.push(item);
+        }
+        Ok(Unambiguous(all.into()))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Unambiguous, A::Error> {
+        let mut all = serde_json::Map::new();
+        while let Some((name, Unambiguous(value))) = fields.next_entry::<String, _>()? {
+            if all.contains_key(&name) {
+                return Err(serde::de::Error::custom(format_args!("{TWICE}{name}`")));
+            }
+            all.insert(name, value);
+        }
+        Ok(Unambiguous(all.into()))
+    }
 }
 
 /// JSON knows one kind of number, and calls `350.0` an integer; serde does not. No field of ours is a fraction.
@@ -269,10 +345,17 @@ fn explain(place: &str, path: &str, message: &str) -> ApiError {
         );
     }
     let field = if path == "." || path == "?" { "body" } else { path };
-    match message.split_once(", expected ") {
-        Some((wrong, expected)) => ApiError::invalid(field, format!("`{field}`: {wrong}"))
-            .hint(format!("expected {}", in_words(expected))),
-        None => ApiError::invalid(field, format!("`{field}`: {message}")),
+    let range = crate::validate::range_of(field);
+    match (message.split_once(", expected "), range) {
+        (Some((wrong, expected)), range) => {
+            let integer = matches!(expected, "u16" | "u32" | "u64" | "i32");
+            let expected = range.filter(|_| integer).unwrap_or_else(|| in_words(expected).into());
+            ApiError::invalid(field, format!("`{field}`: {wrong}"))
+                .hint(format!("expected {expected}"))
+        }
+        (None, Some(range)) => ApiError::invalid(field, format!("`{field}`: {message}"))
+            .hint(format!("expected {range}")),
+        (None, None) => ApiError::invalid(field, format!("`{field}`: {message}")),
     }
 }
 
@@ -332,15 +415,35 @@ mod tests {
         let check = |got: String, want: &str| assert_eq!(got, want);
         check(
             told::<CreateSandbox>(r#"{"cpus": "two"}"#),
-            r#"cpus | `cpus`: invalid type: string "two" | expected a whole number from 0 to 4294967295"#,
+            r#"cpus | `cpus`: invalid type: string "two" | expected a whole number from 1 to 8"#,
         );
         check(
             told::<CreateSandbox>(r#"{"cpus": 1.5}"#),
-            "cpus | `cpus`: invalid type: floating point `1.5` | expected a whole number from 0 to 4294967295",
+            "cpus | `cpus`: invalid type: floating point `1.5` | expected a whole number from 1 to 8",
         );
         check(
             told::<CreateSandbox>(r#"{"awake_ports": [80, 99999]}"#),
-            "awake_ports[1] | `awake_ports[1]`: invalid value: integer `99999` | expected a whole number from 0 to 65535",
+            "awake_ports[1] | `awake_ports[1]`: invalid value: integer `99999` | expected a whole number from 1 to 65535",
+        );
+        check(
+            told::<CreateSandbox>(r#"{"sleep_after_seconds": -1}"#),
+            "sleep_after_seconds | `sleep_after_seconds`: invalid value: integer `-1` | expected a whole number from 1 to 31536000, or never (`null` in JSON)",
+        );
+        check(
+            told::<api::terminal::TerminalSize>(r#"{"columns": 70000, "rows": 24}"#),
+            "columns | `columns`: invalid value: integer `70000` | expected a whole number from 2 to 500",
+        );
+        check(
+            told::<api::project::UpdateProject>(r#"{"delete_after_idle_days": "x"}"#),
+            r#"delete_after_idle_days | `delete_after_idle_days`: invalid type: string "x" | expected a whole number from 1 to 3650, or never (`null` in JSON)"#,
+        );
+        check(
+            told::<CreateSandbox>(r#"{"name": "a", "env": {"A": "1", "A": "2"}}"#),
+            "A | the body has the field `A` twice | give each field once",
+        );
+        check(
+            told::<CreateSandbox>(r#"{"cpus": 1, "cpus": 2}"#),
+            "cpus | the body has the field `cpus` twice | give each field once",
         );
         check(
             told::<CreateSandbox>(r#"{"env": {"A": 1}}"#),

@@ -6,6 +6,7 @@ use api::ApiError;
 use api::checkpoint::EVERY_SECONDS_RANGE;
 use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_RANGE, DRIVES_MAX};
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
+use api::project::DELETE_AFTER_IDLE_DAYS_MAX;
 use api::sandbox::{
     AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox,
     DELETE_AFTER_IDLE_MS_MAX, ENV_BYTES_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
@@ -26,6 +27,8 @@ const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
 const ARGV_BYTES_MAX: usize = 1024 * 1024;
 /// Most characters of the name of a kind of terminal.
 const TERM_CHARS_MAX: usize = 64;
+/// The last second that is a time here: any later one may be of the year 10000 somewhere on earth.
+const TIME_MAX: &str = "9999-12-30T22:00:00Z";
 /// What a name looks like.
 const NAME_HINT: &str = "1-63 characters of a-z, 0-9 and `-`, not at the ends";
 
@@ -306,8 +309,50 @@ pub(crate) fn out_of_range<T: std::fmt::Display>(
     least: impl std::fmt::Display,
     most: impl std::fmt::Display,
 ) -> ApiError {
+    let never = if CAN_BE_NEVER.contains(&field) { OR_NEVER } else { "" };
     ApiError::invalid(field, format!("`{field}`: {given} is out of range"))
-        .hint(format!("from {least} to {most}"))
+        .hint(format!("from {least} to {most}{never}"))
+}
+
+/// Fields that may be null.
+const CAN_BE_NEVER: [&str; 6] = [
+    "sleep_after_seconds",
+    "connection_idle_seconds",
+    "sleep_notice_ms",
+    "delete_after_idle_ms",
+    "delete_after_idle_days",
+    "expires_at",
+];
+
+/// What is said of them.
+const OR_NEVER: &str = ", or never (`null` in JSON)";
+
+/// What a field that is a number may be, in words; `None`: not one whose range is known here.
+pub(crate) fn range_of(field: &str) -> Option<String> {
+    let last = field.rsplit('.').next().unwrap_or(field);
+    let name = last.split('[').next().unwrap_or(last);
+    let (least, most) = match name {
+        "cpus" => (u64::from(*CPUS_RANGE.start()), u64::from(*CPUS_RANGE.end())),
+        "memory_mib" => (u64::from(*MEMORY_MIB_RANGE.start()), u64::from(*MEMORY_MIB_RANGE.end())),
+        "sleep_after_seconds" => (1, SLEEP_AFTER_SECONDS_MAX),
+        "memory_tier_seconds" => (0, SLEEP_AFTER_SECONDS_MAX),
+        "awake_ports" => (1, u64::from(u16::MAX)),
+        "connection_idle_seconds" => {
+            (*CONNECTION_IDLE_SECONDS_RANGE.start(), *CONNECTION_IDLE_SECONDS_RANGE.end())
+        }
+        "sleep_hold_max_ms" => (0, SLEEP_HOLD_MAX_MS_MAX),
+        "sleep_notice_ms" => (1, SLEEP_NOTICE_MS_MAX),
+        "delete_after_idle_ms" => (1, DELETE_AFTER_IDLE_MS_MAX),
+        "delete_after_idle_days" => (1, u64::from(DELETE_AFTER_IDLE_DAYS_MAX)),
+        "every_seconds" => (*EVERY_SECONDS_RANGE.start(), *EVERY_SECONDS_RANGE.end()),
+        "timeout_ms" => (1, TIMEOUT_MS_MAX),
+        "columns" | "rows" => {
+            (u64::from(*TERMINAL_SIDE_RANGE.start()), u64::from(*TERMINAL_SIDE_RANGE.end()))
+        }
+        _ => return None,
+    };
+    let never = if CAN_BE_NEVER.contains(&name) { OR_NEVER } else { "" };
+    Some(format!("a whole number from {least} to {most}{never}"))
 }
 
 pub(crate) fn name(field: &str, given: &str) -> Result<(), ApiError> {
@@ -322,11 +367,7 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     if let Some(Some(seconds)) = policy.sleep_after_seconds
         && !(1..=SLEEP_AFTER_SECONDS_MAX).contains(&seconds)
     {
-        let error = ApiError::invalid(
-            "sleep_after_seconds",
-            format!("`sleep_after_seconds`: {seconds} is out of range"),
-        );
-        return Err(error.hint(format!("from 1 to {SLEEP_AFTER_SECONDS_MAX}, or null for never")));
+        return Err(out_of_range("sleep_after_seconds", seconds, 1, SLEEP_AFTER_SECONDS_MAX));
     }
     if let Some(seconds) = policy.memory_tier_seconds
         && seconds > SLEEP_AFTER_SECONDS_MAX
@@ -364,11 +405,7 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
     if let Some(Some(ms)) = policy.sleep_notice_ms
         && !(1..=SLEEP_NOTICE_MS_MAX).contains(&ms)
     {
-        let error = ApiError::invalid(
-            "sleep_notice_ms",
-            format!("`sleep_notice_ms`: {ms} is out of range"),
-        );
-        return Err(error.hint(format!("from 1 to {SLEEP_NOTICE_MS_MAX}, or null for no notice")));
+        return Err(out_of_range("sleep_notice_ms", ms, 1, SLEEP_NOTICE_MS_MAX));
     }
     if let Some(Some(ms)) = policy.delete_after_idle_ms
         && !(1..=DELETE_AFTER_IDLE_MS_MAX).contains(&ms)
@@ -386,8 +423,13 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
         let wrong = |what: &str| {
             let text = format!("`expires_at`: {what}");
             ApiError::invalid("expires_at", text)
-                .hint("a time to come, RFC 3339, such as 2030-01-31T18:00:00Z")
+                .hint(format!("a time to come, RFC 3339, such as 2030-01-31T18:00:00Z{OR_NEVER}"))
         };
+        if at.starts_with("9999-12-3") && at.parse::<jiff::Timestamp>().is_err() {
+            let text = "`expires_at`: later than a time can be told";
+            return Err(ApiError::invalid("expires_at", text)
+                .hint(format!("at the latest {TIME_MAX}{OR_NEVER}")));
+        }
         let time: jiff::Timestamp = at.parse().map_err(|_| wrong("not a time"))?;
         if time <= jiff::Timestamp::now() {
             return Err(wrong("this time has passed"));
@@ -540,6 +582,15 @@ mod tests {
         let field_of_601 =
             field(|r| r.checkpoint = Some(Some(CheckpointSetting { every_seconds: 601 })));
         assert_eq!(field_of_601, every);
+        let late = |at: &str| {
+            let request =
+                CreateSandbox { expires_at: Some(Some(at.into())), ..CreateSandbox::default() };
+            create(&request).map_err(|error| error.hint.unwrap_or_default())
+        };
+        assert_eq!(late(TIME_MAX), Ok(()));
+        assert_eq!(late("9999-01-01T00:00:00Z"), Ok(()));
+        let hint = late("9999-12-31T23:59:59Z").expect_err("too late");
+        assert!(hint.contains(TIME_MAX), "{hint}");
         assert_eq!(field(|r| r.env = [("A=B".into(), String::new())].into()), "env");
         assert_eq!(field(|r| r.labels = [(String::new(), String::new())].into()), "labels");
     }

@@ -24,12 +24,12 @@ use crate::passage;
 use crate::pool::{self, Pool};
 use crate::recovery;
 use crate::sandbox::Handle;
-use crate::sandbox::work::chain;
+use crate::sandbox::work::{chain, without_paths};
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::snapshots::Snapshots;
 use crate::template::Templates;
-use crate::terminals::Terminals;
+use crate::terminals::{Terminals, forget_the_lost};
 use crate::timeline::WATCH_BACKLOG;
 
 /// How long a daemon that starts waits for one that is ending: as long as the child of a loaded machine takes to become
@@ -52,6 +52,15 @@ pub enum StartError {
         /// Why it failed.
         #[source]
         source: io::Error,
+    },
+    /// The data folder is somebody else's.
+    #[error(
+        "the folder {} is not empty and no data folder of Dormouse's: it is left as it is; choose another, or an empty one",
+        folder.display()
+    )]
+    NotOurs {
+        /// The folder.
+        folder: PathBuf,
     },
     /// Another daemon works on the data folder.
     #[error("another daemon works in {folder}{}", by(*pid))]
@@ -112,6 +121,7 @@ impl Daemon {
         look_for_passage(&settings)?;
         let subnet = Subnet::new(settings.subnet);
         let subnet_hold = SubnetHold::take(subnet).await?;
+        note_subnet(&settings)?;
         let qemu = discover(&settings).await?;
         tracing::info!(
             version = %qemu.version(),
@@ -179,6 +189,7 @@ impl Daemon {
         let weak = Arc::downgrade(&daemon);
         tokio::spawn(execs_kept::keep(weak.clone(), daemon.events.subscribe()));
         tokio::spawn(pool::keep(weak.clone()));
+        tokio::spawn(forget_the_lost(weak.clone(), daemon.events.subscribe()));
         tokio::spawn(async move {
             while let Some(id) = gone_inbox.recv().await {
                 let Some(daemon) = weak.upgrade() else { return };
@@ -199,7 +210,7 @@ impl Daemon {
             tracing::error!(error = chain(&error), "no template");
             ApiError::new(
                 Code::Internal,
-                format!("the template could not be made: {}", chain(&error)),
+                format!("the template could not be made: {}", without_paths(&chain(&error))),
             )
         })
     }
@@ -237,7 +248,9 @@ impl Daemon {
 
 /// An image that cannot be used, for a client.
 pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
-    ApiError::invalid("image", chain(error)).hint("`dormouse images build` makes the default image")
+    tracing::debug!(error = chain(error), "an image cannot be used");
+    ApiError::invalid("image", without_paths(&chain(error)))
+        .hint("`dormouse images build` makes the default image")
 }
 
 /// How many machines are brought back from disk at a time: twice as many as there are processors, for each waits for the disk
@@ -279,13 +292,70 @@ fn host_name(settings: &Settings) -> Result<checkpoints::Host, StartError> {
 
 /// Makes the folders.
 fn prepare_folders(settings: &Settings) -> Result<(), StartError> {
+    if is_anothers(&settings.data).map_err(fail("look into", &settings.data))? {
+        return Err(StartError::NotOurs { folder: settings.data.clone() });
+    }
     for dir in [&settings.data, &settings.sandboxes_dir(), &settings.templates_dir()] {
+        let is_new = !dir.exists();
         std::fs::create_dir_all(dir).map_err(fail("make folder", dir))?;
-        // Guests' accounts pass through to their own files, and see nothing on the way.
-        std::fs::set_permissions(dir, Permissions::from_mode(0o711))
-            .map_err(fail("set permissions of", dir))?;
+        // Guests' accounts pass through to their own files, and see nothing on the way. What was there outside of the data
+        // folder is left as it is.
+        if is_new || dir.starts_with(&settings.data) {
+            std::fs::set_permissions(dir, Permissions::from_mode(0o711))
+                .map_err(fail("set permissions of", dir))?;
+        }
     }
     Ok(())
+}
+
+/// What lies in a data folder, or may lie in one that is still to become one.
+const IN_DATA: [&str; 12] = [
+    "dormouse.db",
+    "daemon.lock",
+    "daemon.log",
+    "daemon.process",
+    "admin.token",
+    "host.id",
+    "qemu.json",
+    "sandboxes",
+    "templates",
+    "snapshots",
+    "images",
+    "lost+found",
+];
+
+/// Whether there is something in a folder, and nothing of a data folder.
+fn is_anothers(dir: &Path) -> io::Result<bool> {
+    let entries = match std::fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        entries => entries?,
+    };
+    let mut is_empty = true;
+    for entry in entries {
+        if IN_DATA
+            .iter()
+            .any(|known| entry.as_ref().is_ok_and(|entry| entry.file_name() == **known))
+        {
+            return Ok(false);
+        }
+        is_empty = false;
+    }
+    Ok(!is_empty)
+}
+
+/// Takes note of the subnet for who tidies up after the last daemon: each that was used has a line.
+fn note_subnet(settings: &Settings) -> Result<(), StartError> {
+    let path = settings.data.join("subnets");
+    let line = settings.subnet.to_string();
+    let known = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+        known => known.map_err(fail("read", &path))?,
+    };
+    if known.lines().any(|one| one == line) {
+        return Ok(());
+    }
+    vmm::files::replace(&path, format!("{known}{line}\n").as_bytes())
+        .map_err(|error| fail("write", &path)(error.source))
 }
 
 /// Looks whether guests' accounts can get to all that their QEMUs open.
@@ -370,4 +440,35 @@ async fn discover(settings: &Settings) -> Result<Qemu, StartError> {
         }
     }
     Ok(qemu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_that_is_somebody_elses_is_left_as_it_is() {
+        let folder = tempfile::tempdir().expect("temp dir");
+        let data = folder.path().join("data");
+        std::fs::create_dir(&data).expect("made");
+        std::fs::set_permissions(&data, Permissions::from_mode(0o750)).expect("permissions");
+        std::fs::write(data.join("letter.txt"), "dear").expect("written");
+        let error = prepare_folders(&Settings::new(&data)).expect_err("not ours");
+        assert!(matches!(error, StartError::NotOurs { .. }), "{error}");
+        let mode = |dir: &Path| dir.metadata().expect("there").permissions().mode() & 0o7777;
+        assert_eq!(mode(&data), 0o750);
+        assert!(!data.join("sandboxes").exists());
+        // With something of ours in it, or empty, or with nothing but what a file system puts there, it is taken.
+        std::fs::create_dir(data.join("images")).expect("made");
+        prepare_folders(&Settings::new(&data)).expect("taken");
+        assert_eq!(mode(&data), 0o711);
+        let disk = folder.path().join("disk");
+        std::fs::create_dir_all(disk.join("lost+found")).expect("made");
+        let elsewhere = folder.path().join("elsewhere");
+        std::fs::create_dir(&elsewhere).expect("made");
+        std::fs::set_permissions(&elsewhere, Permissions::from_mode(0o755)).expect("permissions");
+        let settings = Settings { templates: Some(elsewhere.clone()), ..Settings::new(&disk) };
+        prepare_folders(&settings).expect("taken");
+        assert_eq!((mode(&disk), mode(&elsewhere)), (0o711, 0o755));
+    }
 }

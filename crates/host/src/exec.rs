@@ -10,6 +10,7 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use tokio::sync::mpsc;
 
+use crate::exec_names::{ExecNames, is_of};
 use crate::guest::{
     Ended, ExecId, ExecInfo, ExecSpec, ExecState, Failure, FailureCode, GuestError, GuestLink,
     Program, Stdin, Stream, Which,
@@ -91,6 +92,7 @@ fn too_long(field: &str, bytes: usize) -> ApiError {
 /// Starts a command: in the default folder if none was asked for and the guest has it.
 pub(crate) async fn start(
     link: &GuestLink,
+    names: ExecNames,
     request: &ExecRequest,
     env: &BTreeMap<String, String>,
 ) -> Result<Exec, ApiError> {
@@ -123,7 +125,7 @@ pub(crate) async fn start(
         .as_ref()
         .map_or_else(|| request.command.clone().unwrap_or_default(), |argv| argv.join(" "));
     Ok(Exec {
-        exec_id: started.id.to_string(),
+        exec_id: names.name(started.id),
         pid: started.pid,
         status: ExecStatus::Running,
         command,
@@ -154,18 +156,19 @@ pub(crate) async fn run_to_end(
 }
 
 /// The commands of a guest that somebody has asked for.
-pub(crate) fn asked_for(infos: &[ExecInfo]) -> impl Iterator<Item = Exec> {
-    infos.iter().filter(|info| info.name.as_deref() != Some(OURS)).map(exec)
+pub(crate) fn asked_for(infos: &[ExecInfo], names: ExecNames) -> impl Iterator<Item = Exec> {
+    let asked_for = infos.iter().filter(|info| info.name.as_deref() != Some(OURS));
+    asked_for.map(move |info| exec(info, names))
 }
 
 /// What the interface tells about a command.
-pub(crate) fn exec(info: &ExecInfo) -> Exec {
+pub(crate) fn exec(info: &ExecInfo, names: ExecNames) -> Exec {
     let ended = match info.state {
         ExecState::Running => None,
         ExecState::Ended(ended) => Some(exit(ended)),
     };
     Exec {
-        exec_id: info.id.to_string(),
+        exec_id: names.name(info.id),
         pid: info.pid,
         status: if ended.is_some() { ExecStatus::Exited } else { ExecStatus::Running },
         command: info.command.clone(),
@@ -180,13 +183,6 @@ pub(crate) fn exit(ended: Ended) -> Exit {
     Exit { exit_code: ended.code, signal: ended.signal, timed_out: ended.timed_out }
 }
 
-/// The number that a client has from us.
-pub(crate) fn exec_id(text: &str) -> Result<ExecId, ApiError> {
-    let known = text.len() == 16 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let number = if known { u64::from_str_radix(text, 16).ok() } else { None };
-    number.map(ExecId).ok_or_else(|| unknown_exec(text))
-}
-
 pub(crate) fn unknown_exec(id: &str) -> ApiError {
     ApiError::new(Code::NotFound, format!("the sandbox has no command `{id}`"))
         .hint("commands of an earlier boot, and old ones that have ended, are forgotten")
@@ -197,10 +193,7 @@ pub(crate) fn unknown_exec(id: &str) -> ApiError {
 pub(crate) fn command_error(link: &GuestLink, id: ExecId, error: GuestError) -> ApiError {
     let unknown =
         matches!(&error, GuestError::Failed(failure) if failure.code == FailureCode::UnknownExec);
-    let boot = link.hello().map(|hello| hello.boot);
-    // The upper half of a command's number is the beginning of its boot's.
-    let of_now = boot
-        .is_some_and(|[a, b, c, d, ..]| id.0 >> 32 == u64::from(u32::from_le_bytes([a, b, c, d])));
+    let of_now = link.hello().is_some_and(|hello| is_of(id, hello.boot));
     if unknown && !of_now {
         let text = "the machine of this command ended before all of the command was told";
         return ApiError::new(Code::CommandLost, text)

@@ -43,7 +43,7 @@ pub(crate) async fn undisturbed(handle: &Handle) -> Result<Option<Vec<Exec>>, Ap
         }
         let link = handle.link().await?;
         if let Ok(Ok(execs)) = tokio::time::timeout(SAMPLE_LIMIT, link.exec_list()).await {
-            return Ok(Some(exec::asked_for(&execs).collect()));
+            return Ok(Some(exec::asked_for(&execs, handle.exec_names()).collect()));
         }
     }
     Ok(None)
@@ -51,7 +51,7 @@ pub(crate) async fn undisturbed(handle: &Handle) -> Result<Option<Vec<Exec>>, Ap
 
 async fn of_sleeper(handle: &Handle) -> Result<Option<Vec<Exec>>, ApiError> {
     if let Some(seen) = handle.link().await?.execs_seen() {
-        return Ok(Some(exec::asked_for(&seen).collect()));
+        return Ok(Some(exec::asked_for(&seen, handle.exec_names()).collect()));
     }
     let (file, life) = (file(handle), handle.manifest().life);
     let read = tokio::task::spawn_blocking(move || {
@@ -80,7 +80,8 @@ pub(crate) async fn keep(daemon: Weak<Daemon>, mut events: Receiver<Event>) {
         let Ok(handle) = daemon.handle(&event.sandbox_id) else { continue };
         let Ok(link) = handle.link().await else { continue };
         let Some(seen) = link.execs_seen() else { continue };
-        let kept = Kept { life: handle.manifest().life, execs: exec::asked_for(&seen).collect() };
+        let execs = exec::asked_for(&seen, handle.exec_names()).collect();
+        let kept = Kept { life: handle.manifest().life, execs };
         let file = file(&handle);
         let written = tokio::task::spawn_blocking(move || {
             let draft = file.with_extension("new");

@@ -27,6 +27,7 @@ pub mod daemon;
 mod drive_verbs;
 mod drives;
 mod exec;
+mod exec_names;
 mod execs_kept;
 pub mod fault;
 mod ground;

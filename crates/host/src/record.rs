@@ -67,7 +67,7 @@ impl Record {
     pub(crate) async fn change(&self, change: impl FnOnce(&mut Manifest)) -> Result<(), FileError> {
         let _one_at_a_time = self.0.writing.lock().await;
         let mut next = self.get();
-        let before = next.state.clone();
+        let before = counted_as(&next);
         change(&mut next);
         let inner = Arc::clone(&self.0);
         let written = tokio::task::spawn_blocking(move || {
@@ -88,16 +88,31 @@ impl Record {
         heard.get_or_insert(CpuHeard { first_usec: usec, newest_usec: usec }).newest_usec = usec;
     }
 
+    /// A new machine begins, whose guest counts from zero: what was used in the one before is added up first.
+    pub(crate) async fn begin_cpu(&self) -> Result<(), FileError> {
+        self.change(|_| {}).await?;
+        self.note_cpu(0);
+        Ok(())
+    }
+
     /// What it has used up to now. Looks at files.
     pub(crate) fn usage(&self) -> Usage {
         let now = self.get();
-        let used = self.0.used(&now, &now.state);
+        let used = self.0.used(&now, &counted_as(&now));
         used.told(now.memory_mib, usage::kept_bytes(&self.0.files()))
     }
 
     fn now(&self) -> std::sync::MutexGuard<'_, Manifest> {
         // Nothing that can panic happens under the lock.
         self.0.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a stretch counts as. One that never ran is still being made: that its memory lies ready meanwhile is no sleep.
+fn counted_as(manifest: &Manifest) -> State {
+    match &manifest.state {
+        State::SleepingOnDisk(_) if manifest.life == 0 => State::Creating,
+        state => state.clone(),
     }
 }
 

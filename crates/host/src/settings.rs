@@ -80,11 +80,7 @@ impl Settings {
     /// Takes another subnet, and accounts that no daemon on the default one gives to its guests' QEMUs.
     pub fn use_subnet(&mut self, subnet: Ipv4Addr) {
         self.subnet = subnet;
-        let [a, b, _, _] = subnet.octets();
-        let [default_a, default_b, _, _] = crate::network::SUBNET_DEFAULT.octets();
-        if (a, b) != (default_a, default_b) {
-            self.uid_base += UIDS_PER_SUBNET * (u32::from(b) + 1);
-        }
+        self.uid_base += UIDS_PER_SUBNET * accounts_of(subnet);
     }
 
     /// Folder of images.
@@ -122,6 +118,26 @@ impl Settings {
         self.data.join("quarantine")
     }
 }
+
+/// Which block of accounts a subnet has; 0 is that of the default. Each private subnet, and of others nearly each, has its own:
+/// there are fewer blocks than subnets.
+fn accounts_of(subnet: Ipv4Addr) -> u32 {
+    let [a, b, _, _] = subnet.octets();
+    let [default_a, default_b, _, _] = crate::network::SUBNET_DEFAULT.octets();
+    let b = u32::from(b);
+    match a {
+        _ if (a, b) == (default_a, u32::from(default_b)) => 0,
+        10 => 1 + b,
+        172 if (16..32).contains(&b) => 257 + (b - 16),
+        192 if b == 168 => 273,
+        100 if (64..128).contains(&b) => 274 + (b - 64),
+        _ => OTHERS_FROM + (u32::from(a) * 256 + b) % OTHERS,
+    }
+}
+
+/// Blocks of accounts for subnets that are not private, and how many: so that the last account is below 2^32.
+const OTHERS_FROM: u32 = 1024;
+const OTHERS: u32 = 35_000;
 
 /// The files of one sandbox (or of a template, which has the same parts).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -183,5 +199,33 @@ impl Files {
     /// What happened to it.
     pub fn timeline(&self) -> PathBuf {
         self.dir.join("events.jsonl")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_private_subnets_share_accounts_and_none_are_beyond_what_there_are() {
+        let tens = (0..=255).map(|b| (10, b));
+        let others =
+            (16..32).map(|b| (172, b)).chain([(192, 168)]).chain((64..128).map(|b| (100, b)));
+        let mut seen = std::collections::BTreeSet::new();
+        for (a, b) in tens.chain(others) {
+            let mut settings = Settings::new("/nowhere");
+            settings.use_subnet(Ipv4Addr::new(a, b, 0, 0));
+            assert!(seen.insert(settings.uid_base), "{a}.{b} shares accounts");
+        }
+        for (a, b) in [(11, 118), (172, 118), (223, 255), (136, 184), (1, 1)] {
+            let mut settings = Settings::new("/nowhere");
+            settings.use_subnet(Ipv4Addr::new(a, b, 0, 0));
+            assert!(seen.insert(settings.uid_base), "{a}.{b} shares accounts");
+            assert!(settings.uid_base.checked_add(UIDS_PER_SUBNET).is_some());
+        }
+        // As it always was: what runs keeps its account.
+        let mut settings = Settings::new("/nowhere");
+        settings.use_subnet(Ipv4Addr::new(10, 119, 0, 0));
+        assert_eq!(settings.uid_base, 1_880_000_000 + 120 * UIDS_PER_SUBNET);
     }
 }

@@ -13,7 +13,7 @@ use crate::checkpoints::{self, Found, List, Store, StoreError};
 use crate::clock::{Moment, rfc3339};
 use crate::daemon::Daemon;
 use crate::manifest::{DriveKind, Manifest, State};
-use crate::sandbox::work::chain;
+use crate::sandbox::work::{chain, without_paths};
 use crate::sandbox::{Beginning, Handle, start};
 use crate::timeline::Timeline;
 use crate::verbs::{discard, internal};
@@ -159,8 +159,12 @@ impl Daemon {
             ApiError::new(Code::CheckpointUnusable, format!("this host cannot take it up: {why}"))
         };
         self.ground.image_by_digest(&of.image_digest).map_err(|error| {
-            unfit(format!("it has not the image {} ({})", of.image_digest, chain(&error)))
-                .hint("copy the image's folder from a host that has it")
+            unfit(format!(
+                "it has not the image {} ({})",
+                of.image_digest,
+                without_paths(&chain(&error))
+            ))
+            .hint("copy the image's folder from a host that has it")
         })?;
         let here = self.ground.fingerprint(of.cpus, of.memory_mib, !of.drives.is_empty());
         list.saved.machine.compatible(&here).map_err(|mismatch| {
@@ -251,7 +255,9 @@ fn store_error(error: &StoreError) -> ApiError {
         ApiError::new(Code::NoCapacity, format!("checkpoints cannot be kept now: {text}"))
     };
     match error {
-        StoreError::Absent | StoreError::Silent | StoreError::Full => none(&error.to_string()),
+        StoreError::Absent | StoreError::Silent | StoreError::Full => {
+            none(&without_paths(&error.to_string()))
+        }
         StoreError::Missing | StoreError::Taken | StoreError::Failed(_) => {
             tracing::error!(error = chain(error), "the store of checkpoints");
             none("the store fails; the daemon's log says how")

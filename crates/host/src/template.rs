@@ -69,6 +69,10 @@ pub struct About {
     pub guest_version: String,
     /// Bytes of memory that are not zero.
     pub memory_bytes: u64,
+    /// Processor time its programs had used, microseconds: every copy's count begins with that. `None`: made before this was
+    /// asked.
+    #[serde(default)]
+    pub cpu_usec: Option<u64>,
 }
 
 /// Why there is no template.
@@ -232,6 +236,7 @@ async fn warm_up_and_save(
     let hello = link.attach(machine.guest_stream()?, Continuity::Unknown, BOOT_LIMIT).await?;
     link.wake(WakeParams { identity: None, fork: false }, BOOT_LIMIT).await?;
     warm_up(&link).await.map_err(TemplateError::WarmUp)?;
+    let used = link.sample().await.map_err(TemplateError::WarmUp)?;
     link.quiesce(QuiesceOptions { sync: true, drop_caches: false }, QUIESCE_LIMIT).await?;
     machine.pause().await?;
     let saved = machine.save_state(&files.state()).await?;
@@ -244,6 +249,7 @@ async fn warm_up_and_save(
         machine: machine.fingerprint().clone(),
         guest_version: hello.agent,
         memory_bytes: vmm::files::allocated_bytes(&files.memory())?,
+        cpu_usec: Some(used.cpu_usec),
     };
     machine.quit().await?;
     for path in [files.memory(), files.disk()] {

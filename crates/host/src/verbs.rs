@@ -35,8 +35,11 @@ use crate::clock::{Moment, rfc3339};
 use crate::daemon::{Daemon, image_error};
 use crate::exec;
 use crate::exec::guest_error;
+use crate::exec_names::ExecNames;
 use crate::execs_kept;
-use crate::guest::{EntryKind, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec};
+use crate::guest::{
+    EntryKind, ExecId, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec,
+};
 use crate::loopback::Loopback;
 use crate::manifest::{Manifest, Policy, State};
 use crate::pool::{self, Kind};
@@ -410,30 +413,41 @@ impl Host for Daemon {
         let _turn = handle.turn_to_start().await;
         // Starting is a short call; waiting for the result is one of its own.
         let ready = handle.call(Call::of(CallKind::Api), "a command").await?;
-        let started =
-            exec::start(&ready.link, &request, &ready.env).await.map_err(exec::start_error)?;
+        let started = exec::start(&ready.link, handle.exec_names(), &request, &ready.env)
+            .await
+            .map_err(exec::start_error)?;
         Ok(ready.answer(started))
     }
 
     async fn exec_list(&self, id: &SandboxId) -> Result<Answer<Vec<Exec>>, ApiError> {
-        if let Some(execs) = execs_kept::undisturbed(&self.handle(id)?).await? {
+        let handle = self.handle(id)?;
+        if let Some(execs) = execs_kept::undisturbed(&handle).await? {
             return Ok(Answer { value: execs, woke_ms: None });
         }
         let ready = self.call(id, CallKind::Api, "a list of its commands").await?;
         let execs = ready.link.exec_list().await.map_err(guest_error)?;
-        Ok(ready.answer(exec::asked_for(&execs).collect()))
+        Ok(ready.answer(exec::asked_for(&execs, handle.exec_names()).collect()))
     }
 
     async fn exec_view(&self, id: &SandboxId, exec_id: &str) -> Result<Answer<Exec>, ApiError> {
-        let wanted = exec::exec_id(exec_id)?;
-        if let Some(execs) = execs_kept::undisturbed(&self.handle(id)?).await? {
-            let found = execs.into_iter().find(|exec| exec.exec_id == exec_id);
+        let handle = self.handle(id)?;
+        let names = handle.exec_names();
+        let meant = names.meant(exec_id);
+        if meant.is_empty() {
+            return Err(exec::unknown_exec(exec_id));
+        }
+        if let Some(execs) = execs_kept::undisturbed(&handle).await? {
+            // Written down by an earlier version they may have another name.
+            let is_it =
+                |exec: &Exec| names.meant(&exec.exec_id).iter().any(|id| meant.contains(id));
+            let found = execs.into_iter().find(is_it);
             let found = found.ok_or_else(|| exec::unknown_exec(exec_id))?;
             return Ok(Answer { value: found, woke_ms: None });
         }
         let ready = self.call(id, CallKind::Api, "a question about a command").await?;
         let execs = ready.link.exec_list().await.map_err(guest_error)?;
-        let found = execs.iter().find(|info| info.id == wanted).map(exec::exec);
+        let found = execs.iter().find(|info| meant.contains(&info.id));
+        let found = found.map(|info| exec::exec(info, names));
         found.map(|found| ready.answer(found)).ok_or_else(|| exec::unknown_exec(exec_id))
     }
 
@@ -443,9 +457,10 @@ impl Host for Daemon {
         exec_id: &str,
         from: OutputFrom,
     ) -> Result<Answer<mpsc::Receiver<Result<OutputEvent, ApiError>>>, ApiError> {
-        let exec = exec::exec_id(exec_id)?;
+        let names = self.exec_names(id, exec_id)?;
         let kind = if from.hold { CallKind::Exec } else { CallKind::Api };
         let ready = self.call(id, kind, "a command's output").await?;
+        let exec = exec_of(names, exec_id, &ready.link)?;
         let Ready { link, guard, woke_ms, .. } = ready;
         // An open output stream alone does not hold it awake (S2); whoever waits for the result does.
         let guard: Option<CallGuard> = from.hold.then_some(guard);
@@ -461,8 +476,9 @@ impl Host for Daemon {
         bytes: Bytes,
         close: bool,
     ) -> Result<Answer<()>, ApiError> {
-        let exec = exec::exec_id(exec_id)?;
+        let names = self.exec_names(id, exec_id)?;
         let ready = self.call(id, CallKind::Api, "input for a command").await?;
+        let exec = exec_of(names, exec_id, &ready.link)?;
         let told = |error| exec::command_error(&ready.link, exec, error);
         let mut stdin = ready.link.exec_stdin(exec, close).map_err(told)?;
         stdin.write(&bytes).await.map_err(told)?;
@@ -476,8 +492,9 @@ impl Host for Daemon {
         exec_id: &str,
         signal: i32,
     ) -> Result<Answer<()>, ApiError> {
-        let exec = exec::exec_id(exec_id)?;
+        let names = self.exec_names(id, exec_id)?;
         let ready = self.call(id, CallKind::Api, "a signal for a command").await?;
+        let exec = exec_of(names, exec_id, &ready.link)?;
         let told = |error| exec::command_error(&ready.link, exec, error);
         ready.link.exec_signal(exec, signal).await.map_err(told)?;
         Ok(ready.answer(()))
@@ -597,6 +614,15 @@ impl Host for Daemon {
 }
 
 impl Daemon {
+    /// How a sandbox calls its commands. What can be the name of none is refused before anybody is woken for it.
+    fn exec_names(&self, id: &SandboxId, exec_id: &str) -> Result<ExecNames, ApiError> {
+        let names = self.handle(id)?.exec_names();
+        if names.meant(exec_id).is_empty() {
+            return Err(exec::unknown_exec(exec_id));
+        }
+        Ok(names)
+    }
+
     async fn call(&self, id: &SandboxId, kind: CallKind, what: &str) -> Result<Ready, ApiError> {
         self.handle(id)?.call(Call::of(kind), what).await
     }
@@ -766,6 +792,12 @@ async fn connect(
         }
         tokio::time::sleep(PORT_RETRY_EVERY).await;
     }
+}
+
+/// The command that a name means in the guest of now.
+fn exec_of(names: ExecNames, exec_id: &str, link: &GuestLink) -> Result<ExecId, ApiError> {
+    let boot = link.hello().map(|hello| hello.boot);
+    names.in_boot(exec_id, boot).ok_or_else(|| exec::unknown_exec(exec_id))
 }
 
 async fn stat(link: &GuestLink, path: &str) -> Result<FileInfo, ApiError> {

@@ -38,6 +38,8 @@ pub enum CallKind {
     /// An HTTP request through a link, until its answer has been passed on. An upgraded connection counts only
     /// until the upgrade, unless it is an [`CallKind::AwakeConnection`].
     EdgeRequest,
+    /// A terminal is opened, typed into or closed. Looking at one is no call.
+    Terminal,
     /// Any other call of the API that acts on the guest.
     Api,
     /// An upgraded connection through a link to one of `awake_ports` (S4).
@@ -46,8 +48,14 @@ pub enum CallKind {
 
 impl CallKind {
     /// Every kind, in the order in which they are listed to people.
-    pub const ALL: [Self; 5] =
-        [Self::Exec, Self::Files, Self::EdgeRequest, Self::Api, Self::AwakeConnection];
+    pub const ALL: [Self; 6] = [
+        Self::Exec,
+        Self::Files,
+        Self::EdgeRequest,
+        Self::Terminal,
+        Self::Api,
+        Self::AwakeConnection,
+    ];
 
     /// What one such call is called in a sentence.
     pub(crate) fn noun(self) -> (&'static str, &'static str) {
@@ -55,6 +63,7 @@ impl CallKind {
             Self::Exec => ("command", "commands"),
             Self::Files => ("file transfer", "file transfers"),
             Self::EdgeRequest => ("request", "requests"),
+            Self::Terminal => ("terminal", "terminals"),
             Self::Api => ("API call", "API calls"),
             Self::AwakeConnection => ("connection to an awake port", "connections to awake ports"),
         }
@@ -73,7 +82,7 @@ pub enum Cause {
         /// The guest's port, if the protocol has ports.
         port: Option<u16>,
     },
-    /// A key was pressed in a terminal.
+    /// Something is done in a terminal, such as a key press ([`CallKind::Terminal`]).
     Terminal,
     /// A snapshot or fork that cannot be taken from what is stored.
     Capture,

@@ -55,7 +55,7 @@ pub(crate) struct AttachQuery {
     get, path = "/v1/sandboxes/{id}/execs/{exec_id}/attach", tag = "execs", operation_id = "attach_exec",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("exec_id" = String, Path, description = "Number of the command", example = "12"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
         AttachQuery,
     ),
     responses((status = 101, description = "The WebSocket is open")),

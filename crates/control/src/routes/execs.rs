@@ -85,7 +85,7 @@ pub(crate) async fn list(
     get, path = "/v1/sandboxes/{id}/execs/{exec_id}", tag = "execs", operation_id = "get_exec",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("exec_id" = String, Path, description = "Number of the command", example = "12"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
     ),
     responses((status = 200, description = "The command", body = Exec)),
 )]
@@ -122,7 +122,7 @@ pub(crate) struct OutputQuery {
     get, path = "/v1/sandboxes/{id}/execs/{exec_id}/output", tag = "execs", operation_id = "get_exec_output",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("exec_id" = String, Path, description = "Number of the command", example = "12"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
         OutputQuery,
     ),
     responses((
@@ -211,7 +211,7 @@ pub(crate) struct StdinQuery {
     post, path = "/v1/sandboxes/{id}/execs/{exec_id}/stdin", tag = "execs", operation_id = "write_exec_stdin",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("exec_id" = String, Path, description = "Number of the command", example = "12"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
         StdinQuery,
     ),
     request_body(content = Raw, description = "The bytes", content_type = "application/octet-stream"),
@@ -253,7 +253,7 @@ pub(crate) async fn stdin(
     post, path = "/v1/sandboxes/{id}/execs/{exec_id}/signal", tag = "execs", operation_id = "signal_exec",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("exec_id" = String, Path, description = "Number of the command", example = "12"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
     ),
     request_body(content = SignalRequest, description = "The signal"),
     responses((status = 204, description = "It was sent")),

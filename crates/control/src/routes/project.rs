@@ -1,6 +1,5 @@
 //! Settings of the project.
 
-use api::ApiError;
 use api::project::{DELETE_AFTER_IDLE_DAYS_MAX, Project, UpdateProject};
 use axum::Json;
 use axum::extract::State;
@@ -9,6 +8,7 @@ use super::to_the_end;
 use crate::App;
 use crate::failure::Failure;
 use crate::input::JsonBody;
+use crate::validate;
 
 /// Get the project's settings
 ///
@@ -37,9 +37,7 @@ pub(crate) async fn update(
         && !(1..=DELETE_AFTER_IDLE_DAYS_MAX).contains(&days)
     {
         let field = "delete_after_idle_days";
-        let error = ApiError::invalid(field, format!("`{field}`: {days} is out of range"));
-        let hint = format!("from 1 to {DELETE_AFTER_IDLE_DAYS_MAX}, or null for never");
-        return Err(error.hint(hint).into());
+        return Err(validate::out_of_range(field, days, 1, DELETE_AFTER_IDLE_DAYS_MAX).into());
     }
     to_the_end(async move {
         let mut project = app.catalogue().project();

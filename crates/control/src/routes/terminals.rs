@@ -76,7 +76,7 @@ pub(crate) async fn list(
     get, path = "/v1/sandboxes/{id}/terminals/{terminal_id}", tag = "terminals", operation_id = "get_terminal",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("terminal_id" = String, Path, description = "Number of the terminal", example = "8f3a00000000000c"),
+        ("terminal_id" = String, Path, description = "Id of the terminal", example = "hnkainteaodl"),
     ),
     responses((status = 200, description = "The terminal", body = Terminal)),
 )]
@@ -96,7 +96,7 @@ pub(crate) async fn view(
     operation_id = "get_terminal_screen",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("terminal_id" = String, Path, description = "Number of the terminal", example = "8f3a00000000000c"),
+        ("terminal_id" = String, Path, description = "Id of the terminal", example = "hnkainteaodl"),
     ),
     responses((status = 200, description = "The screen", body = TerminalScreen)),
 )]
@@ -116,7 +116,7 @@ pub(crate) async fn screen(
     operation_id = "resize_terminal",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("terminal_id" = String, Path, description = "Number of the terminal", example = "8f3a00000000000c"),
+        ("terminal_id" = String, Path, description = "Id of the terminal", example = "hnkainteaodl"),
     ),
     request_body(content = TerminalSize, description = "The new size"),
     responses((status = 200, description = "The terminal", body = Terminal)),
@@ -139,7 +139,7 @@ pub(crate) async fn resize(
     delete, path = "/v1/sandboxes/{id}/terminals/{terminal_id}", tag = "terminals", operation_id = "close_terminal",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("terminal_id" = String, Path, description = "Number of the terminal", example = "8f3a00000000000c"),
+        ("terminal_id" = String, Path, description = "Id of the terminal", example = "hnkainteaodl"),
     ),
     responses((status = 204, description = "Its program has ended")),
 )]
@@ -178,7 +178,7 @@ pub(crate) struct AttachQuery {
     operation_id = "attach_terminal",
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
-        ("terminal_id" = String, Path, description = "Number of the terminal", example = "8f3a00000000000c"),
+        ("terminal_id" = String, Path, description = "Id of the terminal", example = "hnkainteaodl"),
         AttachQuery,
     ),
     responses((status = 101, description = "The WebSocket is open")),

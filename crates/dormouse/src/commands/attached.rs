@@ -144,7 +144,7 @@ impl<'a> Attached<'a> {
                 Err(problem) if problem.is_unreachable() => {
                     if broken_since.is_some_and(|since| since.elapsed() > RECONNECT_TIME_MAX) {
                         return Err(problem.hint(format!(
-                            "the command may still be running: its number is {}, `dormouse execs list` tells",
+                            "the command may still be running: its id is {}, `dormouse execs list` tells",
                             self.exec_id
                         )));
                     }
@@ -162,7 +162,7 @@ impl<'a> Attached<'a> {
                 () = tokio::time::sleep(RECONNECT_PAUSE) => {}
                 // Without a connection there is nobody to tell.
                 signal = next_signal(&mut self.signals) => {
-                    eprintln!("note: the command may still be running: its number is {}", self.exec_id);
+                    eprintln!("note: the command may still be running: its id is {}", self.exec_id);
                     std::process::exit(128 + signal.1);
                 }
             }
@@ -179,7 +179,7 @@ impl<'a> Attached<'a> {
         if exec.status == ExecStatus::Running {
             return Err(Problem::new("the connection broke while standard input was on its way")
                 .hint(format!(
-                    "the command may still be running: its number is {}, `dormouse execs list` tells",
+                    "the command may still be running: its id is {}, `dormouse execs list` tells",
                     self.exec_id
                 )));
         }

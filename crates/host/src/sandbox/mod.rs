@@ -27,6 +27,7 @@ use async_trait::async_trait;
 use lifecycle::{Call, CallKind};
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot, watch};
 
+use crate::exec_names::ExecNames;
 use crate::guest::GuestLink;
 use crate::manifest::DriveUse;
 use crate::record::Record;
@@ -192,6 +193,11 @@ impl Handle {
     /// Its manifest, as it stands.
     pub(crate) fn manifest(&self) -> crate::manifest::Manifest {
         self.record.get()
+    }
+
+    /// How it calls its commands.
+    pub(crate) fn exec_names(&self) -> ExecNames {
+        self.record.with(|manifest| ExecNames::of(&self.id, manifest.forked_from.as_ref()))
     }
 
     /// What is durable about it.

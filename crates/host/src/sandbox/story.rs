@@ -114,7 +114,7 @@ pub(super) fn need(cause: Cause, what: Option<&str>) -> String {
             let from = peer.map_or(String::new(), |peer| format!(" from {peer}"));
             format!("a packet{to}{from}")
         }
-        Cause::Terminal => "a key press".to_owned(),
+        Cause::Terminal => what.unwrap_or("a key press in a terminal").to_owned(),
         Cause::Capture => "a fork".to_owned(),
         Cause::Timer { .. } => "a timer of its own".to_owned(),
         Cause::Restart => "a restart".to_owned(),

@@ -27,7 +27,7 @@ use self::halt::{Halt, disk_changed};
 use self::room::Restarts;
 use super::body::Body;
 use super::replies::{Waiter, Watcher, outcome, shortage_error};
-use super::work::{CaptureTo, Done, Said, Signals, Worker, chain};
+use super::work::{CaptureTo, Done, Said, Signals, Worker, chain, without_paths};
 use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::budget::Offer;
 use crate::checkpoints::Keeper;
@@ -361,7 +361,8 @@ impl Task {
             What::Slept { .. } => {
                 // Put to sleep under calls that are under way: they need it still. One that waits for a command's result can
                 // wait, whoever asked for the sleep has seen to that.
-                let kinds = [CallKind::Api, CallKind::Files, CallKind::EdgeRequest];
+                let kinds =
+                    [CallKind::Api, CallKind::Files, CallKind::EdgeRequest, CallKind::Terminal];
                 if let Some(kind) = kinds.into_iter().find(|kind| self.core.calls(*kind) > 0) {
                     self.need.get_or_insert_with(|| "a call that was under way".to_owned());
                     if let Err(refusal) = self.core.handle_need(now(), Cause::Call(Call::of(kind)))
@@ -523,7 +524,7 @@ impl Task {
         self.signals = None;
         self.link = done.body.link.clone();
         if let Some(error) = &done.error {
-            self.failure = Some(error.clone());
+            self.failure = Some(without_paths(error));
         }
         self.log_failure(&done);
         let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);

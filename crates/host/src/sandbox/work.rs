@@ -148,6 +148,18 @@ pub(crate) struct Failed {
     pub(crate) error: String,
 }
 
+impl<E: std::error::Error + 'static> Unanswered<E> {
+    /// Logs that the guest does not go on. Where a newer order waits that is its business, and no fault.
+    pub(super) fn log(&self, sandbox: &SandboxId, after: &'static str) {
+        let error = chain(self);
+        if matches!(self, Self::Superseded) {
+            tracing::debug!(%sandbox, error, "guest does not go on after {after}");
+        } else {
+            tracing::error!(%sandbox, error, "guest does not go on after {after}");
+        }
+    }
+}
+
 impl Worker {
     /// Asks the guest, but no longer than until a newer order waits: a guest that does not answer must not be able to put off
     /// its own end.
@@ -185,7 +197,7 @@ impl Worker {
         let (report, error) = match result {
             Ok(report) => (report, None),
             Err(failed) => {
-                data.insert("error".to_owned(), failed.error.clone().into());
+                data.insert("error".to_owned(), without_paths(&failed.error).into());
                 (Report::Failed { code: failed.code, left: failed.left }, Some(failed.error))
             }
         };
@@ -203,6 +215,23 @@ pub(crate) fn chain(error: &dyn std::error::Error) -> String {
         cause = inner.source();
     }
     text
+}
+
+/// A text about the host for people who may not know what lies where on it: of a path only the last part is left. The log
+/// has all of it.
+pub(crate) fn without_paths(text: &str) -> String {
+    let is_end = |character: char| character.is_whitespace() || "\"'`,;:()".contains(character);
+    let mut left = String::with_capacity(text.len());
+    for piece in text.split_inclusive(is_end) {
+        let (word, end) = match piece.char_indices().next_back() {
+            Some((at, last)) if is_end(last) => piece.split_at(at),
+            _ => (piece, ""),
+        };
+        let name = word.strip_prefix('/').and_then(|rest| rest.rsplit_once('/'));
+        left.push_str(name.map_or(word, |(_, name)| name));
+        left.push_str(end);
+    }
+    left
 }
 
 /// Turns an error into a failed step: a full disk is told apart wherever it shows.
@@ -227,4 +256,25 @@ pub(crate) fn is_full(error: &(dyn std::error::Error + 'static)) -> bool {
         next = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_are_told_no_paths_of_the_host() {
+        for (said, told) in [
+            (
+                "write /var/lib/dormouse/sandboxes/k3vq7mzt2abc/state: No space left on device (os error 28)",
+                "write state: No space left on device (os error 28)",
+            ),
+            ("open `/srv/data/x y`", "open `x y`"),
+            ("connect to qmp.sock: 3/4 tries", "connect to qmp.sock: 3/4 tries"),
+            ("a/b and / and /tmp", "a/b and / and /tmp"),
+            ("", ""),
+        ] {
+            assert_eq!(without_paths(said), told);
+        }
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Following holds nothing awake and wakes nothing: a guest that stands still prints nothing.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use api::{Event, SandboxId};
@@ -11,6 +11,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::time::Instant;
 
 use super::terminal::{End, Terminal};
+use crate::daemon::Daemon;
 use crate::guest::{FailureCode, GuestError, GuestLink, OutputFrom, Which};
 use crate::sandbox::Handle;
 
@@ -65,6 +66,29 @@ pub(super) async fn follow(
     };
     if let Err(error) = tokio::task::spawn_blocking(write).await {
         tracing::error!(%sandbox, %error, "a terminal's end was not written");
+    }
+}
+
+/// Forgets the terminals of sandboxes whose machine has ended, as its commands are forgotten: also those that had ended before.
+/// For as long as the daemon lives.
+pub(crate) async fn forget_the_lost(daemon: Weak<Daemon>, mut events: broadcast::Receiver<Event>) {
+    loop {
+        let event = match events.recv().await {
+            Ok(event) => event,
+            // What was missed stays in the list until the next restart.
+            Err(RecvError::Lagged(_)) => continue,
+            Err(RecvError::Closed) => return,
+        };
+        if !ENDS.contains(&&*event.kind) {
+            continue;
+        }
+        let Some(daemon) = daemon.upgrade() else { return };
+        let Ok(handle) = daemon.handle(&event.sandbox_id) else { continue };
+        let Ok(link) = handle.link().await else { continue };
+        // Of a machine that is gone nothing is of now.
+        let boot =
+            link.hello().filter(|_| event.kind == "sandbox.restarted").map(|hello| hello.boot);
+        daemon.terminals.forget_ended(&event.sandbox_id, boot);
     }
 }
 

@@ -15,6 +15,8 @@ mod saved;
 mod screen;
 mod terminal;
 
+pub(crate) use self::follow::forget_the_lost;
+
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +37,9 @@ use tokio::sync::{broadcast, mpsc};
 use self::terminal::Terminal;
 use crate::daemon::Daemon;
 use crate::exec::{self, guest_error};
+use crate::exec_names::{ExecNames, is_of};
 use crate::guest::{ExecId, Failure, FailureCode, GuestError, TerminalSpec};
+use crate::manifest::State;
 use crate::sandbox::{Handle, Ready};
 
 /// Terminals that may run in one sandbox at a time. Each has an emulator here, and a channel of its guest's link.
@@ -62,11 +66,32 @@ impl Terminals {
     pub(crate) fn recover(&self, handles: &[Handle], events: &broadcast::Sender<Event>) {
         for handle in handles {
             let folder = folder(handle);
+            let is_off =
+                handle.record().with(|manifest| matches!(manifest.state, State::Off { .. }));
             for saved in saved::read(&folder) {
                 let file = saved::file(&folder, saved.id);
-                self.add(handle, Terminal::found(saved, file), events);
+                let found = Terminal::found(saved, file);
+                if is_off {
+                    found.forget();
+                } else {
+                    self.add(handle, found, events);
+                }
             }
         }
+    }
+
+    /// Forgets those that have ended and are of another boot than this; `None`: of any.
+    fn forget_ended(&self, id: &SandboxId, boot: Option<[u8; 16]>) {
+        let mut table = self.table();
+        let Some(of_one) = table.get_mut(id) else { return };
+        of_one.retain(|exec, terminal| {
+            let is_of_now = boot.is_some_and(|boot| is_of(*exec, boot));
+            let stays = is_of_now || !terminal.has_ended();
+            if !stays {
+                terminal.forget();
+            }
+            stays
+        });
     }
 
     /// Those of a sandbox that was copied, for the copy: the same programs run in both.
@@ -117,13 +142,20 @@ impl Terminals {
         of_one.filter(|one| !one.is_lost()).cloned().collect()
     }
 
-    fn find(&self, id: &SandboxId, text: &str) -> Result<Arc<Terminal>, ApiError> {
+    fn find(
+        &self,
+        id: &SandboxId,
+        names: ExecNames,
+        text: &str,
+    ) -> Result<Arc<Terminal>, ApiError> {
         let unknown = || {
             ApiError::new(Code::NotFound, format!("the sandbox has no terminal `{text}`"))
                 .hint("terminals of an earlier boot, and old ones that have ended, are forgotten")
         };
-        let exec = exec::exec_id(text).map_err(|_| unknown())?;
-        let found = self.table().get(id).and_then(|of_one| of_one.get(&exec)).cloned();
+        let table = self.table();
+        let of_one = table.get(id).ok_or_else(unknown)?;
+        let meant = names.meant(text);
+        let found = meant.iter().find_map(|exec| of_one.get(exec)).cloned();
         found.filter(|one| !one.is_lost()).ok_or_else(unknown)
     }
 
@@ -153,7 +185,7 @@ impl TerminalHost for Daemon {
             return Err(ApiError::new(Code::NoCapacity, text).hint("close one"));
         }
         let _turn = handle.turn_to_start().await;
-        let ready = handle.call(Call::of(CallKind::Api), "a terminal").await?;
+        let ready = handle.call(Call::of(CallKind::Terminal), "a terminal").await?;
         let mut spec = TerminalSpec {
             exec: exec::spec(&run, &ready.env)?,
             term: request.term.unwrap_or_else(|| TERM_DEFAULT.to_owned()),
@@ -175,16 +207,16 @@ impl TerminalHost for Daemon {
         let terminal = Terminal::new(started.id, started.pid, command, size, file);
         let terminal = self.terminals.add(&handle, terminal, &self.events);
         save(&terminal);
-        Ok(Answer { value: terminal.view(), woke_ms: ready.woke_ms })
+        Ok(Answer { value: terminal.view(handle.exec_names()), woke_ms: ready.woke_ms })
     }
 
     async fn terminal_list(&self, id: &SandboxId) -> Result<Vec<View>, ApiError> {
-        self.handle(id)?;
-        Ok(self.terminals.of(id).iter().map(|terminal| terminal.view()).collect())
+        let names = self.handle(id)?.exec_names();
+        Ok(self.terminals.of(id).iter().map(|terminal| terminal.view(names)).collect())
     }
 
     async fn terminal_view(&self, id: &SandboxId, terminal: &str) -> Result<View, ApiError> {
-        Ok(self.terminals.find(id, terminal)?.view())
+        Ok(self.terminal(id, terminal)?.view(self.handle(id)?.exec_names()))
     }
 
     async fn terminal_screen(
@@ -192,7 +224,7 @@ impl TerminalHost for Daemon {
         id: &SandboxId,
         terminal: &str,
     ) -> Result<TerminalScreen, ApiError> {
-        Ok(self.terminals.find(id, terminal)?.text())
+        Ok(self.terminal(id, terminal)?.text())
     }
 
     async fn terminal_attach(
@@ -200,7 +232,7 @@ impl TerminalHost for Daemon {
         id: &SandboxId,
         terminal: &str,
     ) -> Result<mpsc::Receiver<Result<TerminalEvent, ApiError>>, ApiError> {
-        Ok(self.terminals.find(id, terminal)?.watch())
+        Ok(self.terminal(id, terminal)?.watch())
     }
 
     async fn terminal_input(
@@ -209,9 +241,9 @@ impl TerminalHost for Daemon {
         terminal: &str,
         bytes: Bytes,
     ) -> Result<Answer<()>, ApiError> {
-        let terminal = self.terminals.find(id, terminal)?;
+        let terminal = self.terminal(id, terminal)?;
         let handle = self.handle(id)?;
-        let ready = handle.call(Call::of(CallKind::Api), "a key press in a terminal").await?;
+        let ready = handle.call(Call::of(CallKind::Terminal), "a key press in a terminal").await?;
         let Ready { link, guard, woke_ms, .. } = ready;
         let typed = async {
             // Before what was typed: its program must find the right size when it answers. One that cannot be told has ended.
@@ -236,7 +268,7 @@ impl TerminalHost for Daemon {
         terminal: &str,
         size: TerminalSize,
     ) -> Result<View, ApiError> {
-        let terminal = self.terminals.find(id, terminal)?;
+        let terminal = self.terminal(id, terminal)?;
         let link = self.handle(id)?.link().await?;
         terminal.resize(size);
         save(&terminal);
@@ -249,16 +281,16 @@ impl TerminalHost for Daemon {
                 }
             });
         }
-        Ok(terminal.view())
+        Ok(terminal.view(self.handle(id)?.exec_names()))
     }
 
     async fn terminal_close(&self, id: &SandboxId, terminal: &str) -> Result<Answer<()>, ApiError> {
-        let terminal = self.terminals.find(id, terminal)?;
+        let terminal = self.terminal(id, terminal)?;
         if terminal.has_ended() {
             return Ok(Answer { value: (), woke_ms: None });
         }
         let handle = self.handle(id)?;
-        let ready = handle.call(Call::of(CallKind::Api), "the end of a terminal").await?;
+        let ready = handle.call(Call::of(CallKind::Terminal), "the end of a terminal").await?;
         let hang_up = ready.link.exec_stdin(terminal.id, true).map_err(guest_error)?;
         match hang_up.finish().await {
             Err(GuestError::Failed(failure))
@@ -270,6 +302,12 @@ impl TerminalHost for Daemon {
         let kill = rustix::process::Signal::KILL.as_raw();
         ready.link.exec_signal(terminal.id, kill).await.map_err(guest_error)?;
         Ok(Answer { value: (), woke_ms: ready.woke_ms })
+    }
+}
+
+impl Daemon {
+    fn terminal(&self, id: &SandboxId, text: &str) -> Result<Arc<Terminal>, ApiError> {
+        self.terminals.find(id, self.handle(id)?.exec_names(), text)
     }
 }
 

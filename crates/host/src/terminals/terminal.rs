@@ -11,6 +11,7 @@ use tokio::sync::{broadcast, mpsc};
 
 use super::saved::{self, Saved};
 use super::screen::Screen;
+use crate::exec_names::ExecNames;
 use crate::guest::{ExecId, GuestError, GuestLink, OutputChunk};
 
 /// Pieces of output that a viewer may be behind; then it is given the whole screen instead.
@@ -102,7 +103,7 @@ impl Terminal {
         copy
     }
 
-    pub(super) fn view(&self) -> View {
+    pub(super) fn view(&self, names: ExecNames) -> View {
         let state = self.state();
         let TerminalSize { columns, rows } = state.screen.size();
         let exit = match state.end {
@@ -110,7 +111,7 @@ impl Terminal {
             Some(End::Lost) | None => None,
         };
         View {
-            terminal_id: self.id.to_string(),
+            terminal_id: names.name(self.id),
             pid: self.pid,
             status: if state.end.is_some() { ExecStatus::Exited } else { ExecStatus::Running },
             command: self.command.clone(),

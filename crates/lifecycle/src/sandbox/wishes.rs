@@ -3,7 +3,7 @@
 use super::Sandbox;
 use crate::event::What;
 use crate::limits::CAPTURES_WAITING_MAX;
-use crate::need::{Call, CaptureId, Cause, Refusal, Served, SleepCause};
+use crate::need::{Call, CallKind, CaptureId, Cause, Refusal, Served, SleepCause};
 use crate::order::{Death, Order, Work};
 use crate::phase::{Phase, Start, Tier};
 use crate::policy::Policy;
@@ -21,7 +21,15 @@ impl Sandbox {
     /// A call begins that waits on it: a need that also holds it awake until [`Sandbox::handle_call_ended`]. One that is
     /// refused does not count.
     pub fn handle_call_began(&mut self, now: Time, call: Call) -> Result<Served, Refusal> {
-        let served = self.need(now, Cause::Call(call))?;
+        let cause = match call.kind {
+            CallKind::Terminal => Cause::Terminal,
+            CallKind::Exec
+            | CallKind::Files
+            | CallKind::EdgeRequest
+            | CallKind::Api
+            | CallKind::AwakeConnection => Cause::Call(call),
+        };
+        let served = self.need(now, cause)?;
         self.facts.call_began(call.kind);
         self.settle(now);
         Ok(served)

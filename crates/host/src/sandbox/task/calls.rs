@@ -93,6 +93,7 @@ impl Task {
             }
             Message::Sample(sample) => self.on_sample(sample).await,
             Message::LastSample { sample, heard } => {
+                self.record.note_cpu(sample.cpu_usec);
                 self.core.handle_sample(now, self.facts(&sample));
                 // Whoever waited may have given up.
                 let _ = heard.send(());

@@ -15,7 +15,7 @@ use crate::clock::{Moment, rfc3339};
 use crate::ground::Ground;
 use crate::manifest::{Manifest, State};
 use crate::sandbox::Message;
-use crate::sandbox::work::{CaptureTo, chain};
+use crate::sandbox::work::{CaptureTo, chain, without_paths};
 use crate::settings::Files;
 
 /// Why there is none, where the host's disk is nearly full.
@@ -204,7 +204,7 @@ impl Task {
                 checkpoints.newest = Some(*newest);
             }
             Ok(_) => {}
-            Err(error) => checkpoints.error = Some(chain(&error)),
+            Err(error) => checkpoints.error = Some(without_paths(&chain(&error))),
         }
     }
 
@@ -311,9 +311,9 @@ impl Task {
                 self.give_up(to).await;
             }
             Err(error) => {
-                let text = chain(&error);
+                let text = without_paths(&chain(&error));
                 if checkpoints.error.is_none() {
-                    tracing::warn!(sandbox = %self.id, error = text, "no checkpoint");
+                    tracing::warn!(sandbox = %self.id, error = chain(&error), "no checkpoint");
                     let mut data = Map::new();
                     data.insert("error".to_owned(), json!(text));
                     self.timeline.add(

@@ -62,7 +62,7 @@ impl Worker {
         };
         let params = WakeParams { identity: None, fork: false };
         if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
-            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a copy");
+            error.log(&self.id, "a copy");
         }
         self.phases.mark("back");
         copied

@@ -53,7 +53,7 @@ impl Worker {
         };
         let params = WakeParams { identity: None, fork: false };
         if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
-            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a checkpoint");
+            error.log(&self.id, "a checkpoint");
         }
         let pause_ms = u64::try_from(stands.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.phases.mark("back");

@@ -70,6 +70,8 @@ impl Worker {
             let about = template.about.clone();
             let published = self.record.change(|manifest| {
                 manifest.needs_identity = true;
+                // What was used before it was a sandbox is not its own; all from then on is, also before the first sample.
+                manifest.used.cpu_seen_usec = about.cpu_usec;
                 manifest.state = State::SleepingOnDisk(Saved {
                     slept_at: about.saved_at,
                     timer_due: None,
@@ -256,6 +258,7 @@ impl Worker {
         let fingerprint = ground.qemu.fingerprint(&spec);
         let ipv6 = ground.subnet.ipv6(slot);
         let drives = manifest.drives.clone();
+        self.record.begin_cpu().await.map_err(|error| fail(&error))?;
         let noted = self.record.change(move |manifest| {
             manifest.drives = drives;
             manifest.ipv6 = ipv6;
@@ -312,7 +315,11 @@ impl Worker {
         if let Err(error) =
             self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await
         {
-            tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest is restarted that could not write to its disk first");
+            if matches!(error, super::Unanswered::Superseded) {
+                tracing::debug!(sandbox = %self.id, "a restart is given up for a newer order");
+            } else {
+                tracing::warn!(sandbox = %self.id, error = chain(&error), "a guest is restarted that could not write to its disk first");
+            }
             return;
         }
         if let Some(machine) = self.body.machine.as_mut()

@@ -219,7 +219,7 @@ impl Worker {
         }
         let params = WakeParams { identity: None, fork: false };
         if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
-            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a sleep given up");
+            error.log(&self.id, "a sleep given up");
             let alive = self.body.is_alive();
             if !alive {
                 return Err(lost(&chain(&error)));
