@@ -238,7 +238,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 20] = [
+const IN_DATA: [&str; 21] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",

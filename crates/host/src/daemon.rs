@@ -309,7 +309,7 @@ fn prepare_folders(settings: &Settings) -> Result<(), StartError> {
 }
 
 /// What lies in a data folder, or may lie in one that is still to become one.
-const IN_DATA: [&str; 12] = [
+const IN_DATA: [&str; 13] = [
     "dormouse.db",
     "daemon.lock",
     "daemon.log",
@@ -320,6 +320,7 @@ const IN_DATA: [&str; 12] = [
     "sandboxes",
     "templates",
     "snapshots",
+    "drives",
     "images",
     "lost+found",
 ];

@@ -32,6 +32,7 @@ use crate::record::Record;
 use crate::sandbox::body::{Body, Shape, machine_spec, make_folder};
 use crate::sandbox::work::{WAKE_LIMIT, chain};
 use crate::settings::Files;
+use crate::usage::Used;
 
 /// Kinds of clones that are kept: that of the default image and size, and those asked for last.
 const KINDS_MAX: usize = 2;
@@ -103,6 +104,8 @@ pub(crate) struct Claimed {
     pub(crate) record: Record,
     /// When its process was stopped.
     pub(crate) stopped_at: Moment,
+    /// Processor time its programs have used before it was anybody's, microseconds.
+    cpu_usec: u64,
 }
 
 impl Pool {
@@ -349,7 +352,7 @@ async fn make(ground: &Ground, kind: &Kind) -> Result<Option<Claimed>, String> {
     let mut body = Body::new(files, slot).map_err(|error| chain(&error))?;
     body.seat = Some(seat);
     match ready(ground, kind, &id, &record, &mut body).await {
-        Ok(stopped_at) => Ok(Some(Claimed { id, body, record, stopped_at })),
+        Ok((stopped_at, cpu_usec)) => Ok(Some(Claimed { id, body, record, stopped_at, cpu_usec })),
         Err(error) => {
             take_apart(&id, &mut body).await;
             Err(error)
@@ -364,7 +367,7 @@ async fn ready(
     id: &SandboxId,
     record: &Record,
     body: &mut Body,
-) -> Result<Moment, String> {
+) -> Result<(Moment, u64), String> {
     let image = ground.image_by_digest(&kind.image_digest).map_err(|error| chain(&error))?;
     let template =
         ground.templates.get(ground, &image, kind.cpus, kind.memory_mib, kind.drives).await;
@@ -395,6 +398,7 @@ async fn ready(
     crate::exec::run_to_end(&body.link, "true", WARM_UP_LIMIT)
         .await
         .map_err(|error| chain(&error))?;
+    let used = body.link.sample().await.map_err(|error| chain(&error))?;
     let options = QuiesceOptions { sync: true, drop_caches: false };
     body.link.quiesce(options, WARM_UP_LIMIT).await.map_err(|error| chain(&error))?;
     let machine = body.machine.as_mut().ok_or("no machine")?;
@@ -403,7 +407,7 @@ async fn ready(
     let fingerprint = machine.fingerprint().clone();
     let noted = record.change(|manifest| manifest.machine = Some(fingerprint)).await;
     noted.map_err(|error| chain(&error))?;
-    Ok(Moment::now())
+    Ok((Moment::now(), used.cpu_usec))
 }
 
 /// Makes a claimed clone what it shall be: a sandbox that sleeps in memory and has never lived.
@@ -411,11 +415,12 @@ pub(crate) async fn found(
     claimed: Claimed,
     manifest: impl FnOnce(u32) -> Manifest,
 ) -> Result<(Body, Record), vmm::files::FileError> {
-    let Claimed { id, mut body, record, stopped_at } = claimed;
+    let Claimed { id, mut body, record, stopped_at, cpu_usec } = claimed;
     let machine = record.with(|unmade| unmade.machine.clone());
     let wanted = Manifest {
         machine,
         state: State::SleepingInMemory { slept_at: stopped_at, timer_due: None },
+        used: Used { cpu_seen_usec: Some(cpu_usec), ..Used::default() },
         ..manifest(body.slot.number())
     };
     if let Err(error) = record.change(|manifest| *manifest = wanted).await {
@@ -477,7 +482,7 @@ impl Manifest {
             woke_because: None,
             last_end: None,
             moved_to: None,
-            used: crate::usage::Used::default(),
+            used: Used::default(),
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,

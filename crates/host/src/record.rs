@@ -111,7 +111,9 @@ impl Record {
 /// What a stretch counts as. One that never ran is still being made: that its memory lies ready meanwhile is no sleep.
 fn counted_as(manifest: &Manifest) -> State {
     match &manifest.state {
-        State::SleepingOnDisk(_) if manifest.life == 0 => State::Creating,
+        State::SleepingOnDisk(_) | State::SleepingInMemory { .. } if manifest.life == 0 => {
+            State::Creating
+        }
         state => state.clone(),
     }
 }
