@@ -1,8 +1,9 @@
 //! The newest events of all sandboxes, numbered in one row, so that a stream of all of them can go on where it was cut.
 //!
 //! Timelines are the hosts' and are durable; this is a window on all of them at once, in memory. A place in it is told as
-//! `<journal>-<number>`. With the daemon the journal begins anew: a place in an earlier one is not found, and whoever comes
-//! with it is told so ([`Piece::Lost`]) instead of being sent on as if nothing were missing.
+//! `<journal>-<number>-<milliseconds>`. With the daemon the journal begins anew: a place in an earlier one is not found, but
+//! says since when it lacks something, which the timelines have ([`Place::since`]). Whoever comes with a place that says
+//! nothing is told so ([`Piece::Lost`]) instead of being sent on as if nothing were missing.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -42,6 +43,25 @@ struct Ring {
 pub(crate) struct Place {
     journal: u32,
     number: u64,
+    /// When the entry was made, milliseconds since 1970; 0: not told.
+    at_ms: u64,
+}
+
+impl Place {
+    /// A place in no journal: after all that happened until then.
+    pub(crate) fn at(event: &Event) -> Self {
+        Self { journal: 0, number: 0, at_ms: unix_ms(&event.at) }
+    }
+
+    /// Whether it is one of a journal, and not of a timeline.
+    pub(crate) fn is_in_journal(&self) -> bool {
+        self.number > 0
+    }
+
+    /// Since when something may be lacking, milliseconds since 1970.
+    pub(crate) fn since(&self) -> Option<u64> {
+        (self.at_ms > 0).then_some(self.at_ms)
+    }
 }
 
 /// What comes next.
@@ -55,7 +75,7 @@ pub(crate) enum Piece {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:08x}-{}", self.journal, self.number)
+        write!(f, "{:08x}-{}-{}", self.journal, self.number, self.at_ms)
     }
 }
 
@@ -63,13 +83,16 @@ impl FromStr for Place {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let (journal, number) = text.split_once('-').ok_or(())?;
-        let whole = journal.len() == 8 && number.bytes().all(|byte| byte.is_ascii_digit());
-        if !whole {
+        let (journal, rest) = text.split_once('-').ok_or(())?;
+        // Those of earlier versions end with the number.
+        let (number, at_ms) = rest.split_once('-').unwrap_or((rest, "0"));
+        let is_number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
+        if journal.len() != 8 || !is_number(number) || !is_number(at_ms) {
             return Err(());
         }
         let journal = u32::from_str_radix(journal, 16).map_err(drop)?;
-        Ok(Self { journal, number: number.parse().map_err(drop)? })
+        let number = number.parse().map_err(drop)?;
+        Ok(Self { journal, number, at_ms: at_ms.parse().map_err(drop)? })
     }
 }
 
@@ -84,7 +107,12 @@ impl Journal {
 
     /// After the newest entry.
     pub(crate) fn end(&self) -> Place {
-        self.place(self.ring().newest)
+        self.place(self.ring().newest, now_ms())
+    }
+
+    /// Whether it can go on from a place, or says itself what is missing.
+    pub(crate) fn knows(&self, place: Place) -> bool {
+        place.journal == self.name && place.number <= self.ring().newest
     }
 
     /// Tells of new entries.
@@ -97,18 +125,21 @@ impl Journal {
         let ring = self.ring();
         let oldest = ring.newest - ring.entries.len() as u64;
         if place.journal != self.name || place.number > ring.newest {
-            return vec![Piece::Lost(None, self.place(oldest))];
+            return vec![Piece::Lost(None, self.place(oldest, now_ms()))];
         }
         if place.number < oldest {
-            return vec![Piece::Lost(Some(oldest - place.number), self.place(oldest))];
+            return vec![Piece::Lost(Some(oldest - place.number), self.place(oldest, place.at_ms))];
         }
         // Within the ring, so it fits.
         let skip = usize::try_from(place.number - oldest).unwrap_or(usize::MAX);
         let numbered = ring.entries.iter().zip(oldest + 1..).skip(skip).take(BATCH_MAX);
         numbered
             .map(|(entry, number)| match entry {
-                Ok(event) => Piece::Event(Box::new(event.clone()), self.place(number)),
-                Err(missing) => Piece::Lost(Some(*missing), self.place(number)),
+                Ok(event) => {
+                    let place = self.place(number, unix_ms(&event.at));
+                    Piece::Event(Box::new(event.clone()), place)
+                }
+                Err(missing) => Piece::Lost(Some(*missing), self.place(number, now_ms())),
             })
             .collect()
     }
@@ -123,13 +154,23 @@ impl Journal {
         self.newest.send_replace(ring.newest);
     }
 
-    fn place(&self, number: u64) -> Place {
-        Place { journal: self.name, number }
+    fn place(&self, number: u64, at_ms: u64) -> Place {
+        Place { journal: self.name, number, at_ms }
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// An event's time; 0: it has none that can be read.
+pub(crate) fn unix_ms(at: &str) -> u64 {
+    let time = at.parse::<jiff::Timestamp>();
+    time.ok().and_then(|time| u64::try_from(time.as_millisecond()).ok()).unwrap_or(0)
+}
+
+fn now_ms() -> u64 {
+    u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 
 /// Writes the journal until the host or the server ends.
@@ -210,10 +251,12 @@ mod tests {
         assert_eq!(told(&journal.after(next))[0], Ok(6));
 
         journal.add(Err(9));
-        let before = journal.place(journal.end().number - 1);
+        let before = journal.place(journal.end().number - 1, 0);
         assert_eq!(told(&journal.after(before)), [Err(Some(9))]);
 
-        let foreign = Place { journal: journal.name.wrapping_add(1), number: 3 };
+        let foreign = Place { journal: journal.name.wrapping_add(1), number: 3, at_ms: 5 };
+        assert!(!journal.knows(foreign) && journal.knows(journal.end()));
+        assert_eq!(foreign.since(), Some(5));
         assert_eq!(told(&journal.after(foreign)), [Err(None)]);
         let future = Place { number: journal.end().number + 1, ..journal.end() };
         assert_eq!(told(&journal.after(future)), [Err(None)]);
@@ -221,7 +264,25 @@ mod tests {
 
     #[test]
     fn places_are_read_in_one_way_only() {
-        for bad in ["", "7", "abc-7", "0000000g-1", "00000001-", "00000001-+1", "00000001--1"] {
+        let place: Place = "0000001f-7-1796000000123".parse().unwrap();
+        assert_eq!(
+            (place.to_string().as_str(), place.since()),
+            ("0000001f-7-1796000000123", Some(1_796_000_000_123))
+        );
+        let earlier: Place = "0000001f-7".parse().unwrap();
+        assert_eq!(earlier.since(), None);
+        for bad in [
+            "",
+            "7",
+            "00000001-1-",
+            "00000001-1-+1",
+            "00000001-1-1-1",
+            "abc-7",
+            "0000000g-1",
+            "00000001-",
+            "00000001-+1",
+            "00000001--1",
+        ] {
             assert_eq!(bad.parse::<Place>(), Err(()), "{bad}");
         }
     }

@@ -1,11 +1,11 @@
 //! What happened to a sandbox, as pages and as streams, and why it is as it is.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
 use api::event::EventPage;
 use api::sandbox::{Sandbox, Status, WaitsFor, Why};
-use api::{ApiError, Event, SandboxId};
+use api::{ApiError, Code, Event, SandboxId};
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, watch};
 use crate::App;
 use crate::failure::Failure;
 use crate::input::{At, Query};
-use crate::journal::{Piece, Place};
+use crate::journal::{EVENTS_KEPT, Piece, Place, unix_ms};
 use crate::validate;
 
 /// Entries on one page, unless asked otherwise.
@@ -107,7 +107,7 @@ pub(crate) async fn of_one(
 #[into_params(parameter_in = Query)]
 pub(crate) struct FollowQuery {
     /// Go on after the event with this id; default: from now on.
-    #[param(example = "5f0c9d21-7")]
+    #[param(example = "5f0c9d21-7-1796000000123")]
     after: Option<String>,
 }
 
@@ -117,22 +117,49 @@ struct FollowAll {
     place: Place,
     ready: VecDeque<Piece>,
     newest: watch::Receiver<u64>,
+    /// Up to where each timeline was read, before the journal goes on.
+    read: HashMap<SandboxId, u64>,
+}
+
+/// What happened since a time before this journal, from the timelines: at most as many entries as a journal keeps. Those of
+/// sandboxes that were deleted meanwhile are gone with them.
+async fn from_timelines(app: &App, since_ms: u64) -> Result<Vec<Event>, ApiError> {
+    let mut events = Vec::new();
+    for known in app.host().list().await {
+        let id = known.sandbox.id;
+        let mut after = 0;
+        loop {
+            let page = match app.host().events(&id, after, PAGE_MAX).await {
+                Ok(page) => page,
+                // Deleted meanwhile.
+                Err(error) if error.code == Code::NotFound => break,
+                Err(error) => return Err(error),
+            };
+            let Some(last) = page.last() else { break };
+            after = last.seq;
+            // Also those of the same moment: one may come again, none is left out.
+            events.extend(page.into_iter().filter(|event| unix_ms(&event.at) >= since_ms));
+        }
+    }
+    events.sort_by(|one, other| (&one.at, one.seq).cmp(&(&other.at, other.seq)));
+    Ok(events)
 }
 
 /// Follow all timelines
 ///
 /// Server-sent events of every sandbox, from now on, or on from where a stream was cut: `Last-Event-ID` (or `after`) with
-/// the `id` of the last event received. Some ten thousand events are kept for that, until the daemon is restarted. Where some
-/// are missing, because a client is further behind than that, an event `events.lost` says so in its place: read the
-/// timelines of single sandboxes again. A comment every 15 s says that the stream lives. Wakes nothing.
+/// the `id` of the last event received. Some ten thousand events are kept for that. After a restart of the daemon it goes on
+/// from the timelines of the sandboxes that there are: an event of the very millisecond may come again, none is left out.
+/// Where some are missing, because a client is further behind than that, an event `events.lost` says so in its place: read
+/// the timelines of single sandboxes again. A comment every 15 s says that the stream lives. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "follow_events",
     params(
         FollowQuery,
-        ("Last-Event-ID" = Option<String>, Header, description = "The last `id` received; beats `after`", example = "5f0c9d21-7"),
+        ("Last-Event-ID" = Option<String>, Header, description = "The last `id` received; beats `after`", example = "5f0c9d21-7-1796000000123"),
     ),
     responses((status = 200, description = "The stream", body = String, content_type = "text/event-stream",
-        example = "id: 5f0c9d21-7\nevent: sandbox.woke\ndata: {…}\n\n")),
+        example = "id: 5f0c9d21-7-1796000000123\nevent: sandbox.woke\ndata: {…}\n\n")),
 )]
 pub(crate) async fn of_all(
     State(app): State<App>,
@@ -142,7 +169,7 @@ pub(crate) async fn of_all(
     let place = |field: &str, text: &str| {
         text.parse::<Place>().map_err(|()| {
             ApiError::invalid(field, "not the id of an event of this stream")
-                .hint("the `id` of an event as it was received, such as `5f0c9d21-7`")
+                .hint("the `id` of an event as it was received, such as `5f0c9d21-7-1796000000123`")
         })
     };
     let place = match (last_event_id(&headers)?, &query.after) {
@@ -151,19 +178,52 @@ pub(crate) async fn of_all(
         (None, None) => app.journal().end(),
     };
     let newest = app.journal().watch();
-    let start = FollowAll { app: app.clone(), place, ready: VecDeque::new(), newest };
+    let mut start =
+        FollowAll { app: app.clone(), place, ready: VecDeque::new(), newest, read: HashMap::new() };
+    if let Some(since) = place.since().filter(|_| !app.journal().knows(place)) {
+        // Before the timelines are read: what happens meanwhile stands in both, and is told once.
+        let end = app.journal().end();
+        let events = from_timelines(&app, since).await?;
+        let missing = events.len().saturating_sub(EVENTS_KEPT);
+        if missing > 0 {
+            start.ready.push_back(Piece::Lost(Some(missing as u64), place));
+        }
+        for event in events.into_iter().skip(missing) {
+            start.read.insert(event.sandbox_id.clone(), event.seq);
+            let place = Place::at(&event);
+            start.ready.push_back(Piece::Event(Box::new(event), place));
+        }
+        start.place = end;
+    }
     let events = stream::unfold(start, |mut follow| async move {
         loop {
             match follow.ready.pop_front() {
-                Some(Piece::Event(event, place)) => {
+                // Read in its timeline already.
+                Some(Piece::Event(event, place))
+                    if place.is_in_journal()
+                        && follow
+                            .read
+                            .get(&event.sandbox_id)
+                            .is_some_and(|seq| event.seq <= *seq) =>
+                {
                     follow.place = place;
+                }
+                Some(Piece::Event(event, place)) => {
+                    if place.is_in_journal() {
+                        follow.place = place;
+                    }
                     return Some((sse_event(&event, &place.to_string()), follow));
                 }
                 Some(Piece::Lost(missing, place)) => {
-                    follow.place = place;
+                    if follow.app.journal().knows(place) {
+                        follow.place = place;
+                    }
                     return Some((lost(missing, place), follow));
                 }
                 None => {}
+            }
+            if !follow.ready.is_empty() {
+                continue;
             }
             follow.newest.mark_unchanged();
             follow.ready = follow.app.journal().after(follow.place).into();
