@@ -105,3 +105,77 @@ fn s22_forks_draw_other_random_numbers_and_are_somebody_else() {
         assert_eq!(lab.sh("parent", "test -e /work/end && echo ended || echo goes on"), "goes on");
     });
 }
+
+/// Counts each millisecond, and writes down where it was when it first saw that its host name is another: a fork's moment.
+const MOMENT: &str = r"
+import time
+n, was = 0, ''
+while True:
+    name = open('/proc/sys/kernel/hostname').read().strip()
+    if name != was:
+        open('/work/moment.' + name, 'w').write(str(n))
+        was = name
+    n += 1
+    time.sleep(0.001)
+";
+
+#[test]
+fn s22_forks_of_one_moment_are_made_all_or_none() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "data", "--size", "64"]);
+        let parent = ["sandboxes", "create", "--name", "parent", "--memory-mib", "256"];
+        lab.ok(
+            &[&parent[..], &["--sleep-after-seconds", "never", "--drive", "data:/data"]].concat()
+        );
+        lab.write_file("parent", "/work/moment.py", MOMENT);
+        lab.ok(&["exec", "parent", "--background", "--", "python3", "/work/moment.py"]);
+        lab.sh("parent", "until test -e /work/moment.parent; do sleep 0.1; done");
+        lab.sh("parent", "echo before >/data/x");
+        let moments = |names: &[&str]| -> BTreeSet<String> {
+            let read = |name: &&str| {
+                let file = format!("/work/moment.{name}");
+                lab.sh(name, &format!("until test -s {file}; do sleep 0.1; done; cat {file}"))
+            };
+            names.iter().map(read).collect()
+        };
+
+        let names = lab.ok(&["fork", "parent", "--name", "try", "--count", "3"]);
+        assert_eq!(names, "try-1\ntry-2\ntry-3\n");
+        let awake = moments(&["try-1", "try-2", "try-3"]);
+        assert_eq!(awake.len(), 1, "one moment: {awake:?}");
+        assert_eq!(lab.events("parent", "copied").len(), 1, "and one pause");
+        for name in ["try-1", "try-2", "try-3"] {
+            lab.sh(name, &format!("echo {name} >>/data/x"));
+            assert_eq!(lab.sh(name, "cat /data/x; hostname"), format!("before\n{name}\n{name}"));
+        }
+        assert_eq!(lab.sh("parent", "cat /data/x"), "before");
+
+        // Of a sleeping one, which sleeps on; without names.
+        lab.ok(&["sandboxes", "sleep", "parent", "--tier", "disk"]);
+        let forks = lab.json(&["fork", "parent", "--count", "2"]);
+        let ids: Vec<&str> = forks
+            .as_array()
+            .expect("a list")
+            .iter()
+            .filter_map(|fork| fork["id"].as_str())
+            .collect();
+        assert_eq!(ids.len(), 2);
+        assert_eq!(lab.view("parent")["status"], "sleeping");
+        let asleep = moments(&ids);
+        assert_eq!(asleep.len(), 1, "{asleep:?}");
+        assert_ne!(asleep, awake, "of another moment");
+
+        // One name that is taken, or one copy that there is no room for: none is made.
+        let before = lab.json(&["sandboxes", "list"]).as_array().map(Vec::len);
+        let refused = |args: &[&str], with: &str| {
+            let output = lab.run(args);
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(!output.status.success() && said.contains(with), "{args:?}: {said}");
+        };
+        refused(&["fork", "try-1", "--name", "try", "--count", "4"], "the name `try-1` is taken");
+        refused(&["fork", "try-1", "--count", "17"], "from 1 to 16");
+        refused(&["fork", "try-1", "--count", "0"], "from 1 to 16");
+        assert_eq!(lab.json(&["sandboxes", "list"]).as_array().map(Vec::len), before);
+        assert_eq!(lab.ok(&["fork", "try-1", "--name", "more", "--count", "1"]), "more-1\n");
+    });
+}

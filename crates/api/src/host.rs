@@ -248,8 +248,9 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// Makes one and answers when its guest runs. Repeating it with the same id answers the same sandbox.
     async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError>;
 
-    /// Copies one with memory, disk and processes; the parent goes on or sleeps on (asleep is fine).
-    async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError>;
+    /// Copies one with memory, disk and processes, once for each, all of the same moment; the parent goes on or sleeps on (asleep
+    /// is fine). All of them are made, or none. Repeating it with the same ids answers the same sandboxes.
+    async fn fork(&self, parent: &SandboxId, new: Vec<NewFork>) -> Result<Vec<Sandbox>, ApiError>;
 
     /// Keeps a copy with memory, disk and processes under a name; it goes on, or sleeps on (asleep is fine).
     async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError>;

@@ -188,13 +188,39 @@ pub struct PolicyPatch {
     pub checkpoint: Option<Option<CheckpointSetting>>,
 }
 
-/// A fork.
+/// A fork, or several of one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "try", "count": 3}))]
 pub struct ForkRequest {
-    /// Name of the fork; default: its id.
+    /// Name of the fork; default: its id. With `count` they are called `<name>-1`, `<name>-2` and so on.
     #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(min_length = 1, max_length = 63, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
     pub name: Option<String>,
+    /// So many forks of one and the same moment, 1-16; all of them are made, or none. The answer is then `{"forks": [...]}`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1, maximum = 16)]
+    pub count: Option<u32>,
+}
+
+/// Most forks of one moment: each takes its memory anew, and the parent's host must have room for all of them.
+pub const FORKS_MAX: u32 = 16;
+
+/// Forks of one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct ForkList {
+    /// The forks, in the order of their names.
+    pub forks: Vec<Sandbox>,
+}
+
+/// What a fork is answered with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(untagged)]
+pub enum Forked {
+    /// With `count`.
+    Many(ForkList),
+    /// Without.
+    One(Box<Sandbox>),
 }
 
 /// A restart.

@@ -19,6 +19,7 @@ use crate::App;
 use crate::auth::sha256_hex;
 use crate::catalogue::{Entry, Reservation, State, Wanted, now_ms};
 use crate::failure::{Failure, chain};
+use crate::validate::fork_name;
 
 /// Characters of a URL's key: 20 of 32 give 100 bits.
 pub(crate) const KEY_CHARS: usize = 20;
@@ -37,13 +38,13 @@ const CPUS_DEFAULT: u32 = 1;
 pub(crate) enum Order {
     /// A new one.
     Create(Box<CreateSandbox>),
-    /// A copy.
+    /// A copy, or several of one moment.
     Fork(SandboxId, ForkRequest),
 }
 
-/// A sandbox that was made, now or by the same request earlier.
+/// Sandboxes that were made, now or by the same request earlier.
 pub(crate) struct Made {
-    pub(crate) sandbox: Sandbox,
+    pub(crate) sandboxes: Vec<Sandbox>,
     /// It is the stored answer of an earlier request.
     pub(crate) replayed: bool,
 }
@@ -53,30 +54,31 @@ pub(crate) struct Made {
 #[derive(Default)]
 pub(crate) struct Making(tokio::sync::Mutex<HashMap<SandboxId, watch::Receiver<()>>>);
 
-/// Makes a sandbox, or answers what the same request made before.
+/// Makes a sandbox (or as many as are asked for), or answers what the same request made before.
 pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<Made, Failure> {
     let hash = fingerprint(&order)?;
     let until = Instant::now() + REPEAT_WAIT_MAX;
     loop {
         let mut making = app.making().0.lock().await;
-        let entry = new_entry(app, &order)?;
+        let entries = new_entries(app, &order)?;
         let spec = spec_json(&order)?;
         let wanted = Wanted {
             host: app.host().name(),
             key: key.map(|key| (key, hash.as_str())),
-            entry: entry.clone(),
+            entries: entries.clone(),
             spec: &spec,
         };
+        let wanted_count = entries.len();
         let reserved = app.catalogue().reserve(wanted).await;
         if !matches!(reserved, Ok(Reservation::New)) {
-            // Nothing is made under this id.
-            app.host().release(&entry.id);
-        }
-        let (entry, resumed) = match reserved? {
-            Reservation::New => (entry, false),
-            Reservation::Answered(sandbox) => {
-                return Ok(Made { sandbox: *sandbox, replayed: true });
+            // Nothing is made under these ids.
+            for entry in &entries {
+                app.host().release(&entry.id);
             }
+        }
+        let (entries, resumed) = match reserved? {
+            Reservation::New => (entries, false),
+            Reservation::Answered(sandboxes) => return Ok(Made { sandboxes, replayed: true }),
             Reservation::Mismatch => {
                 return Err(ApiError::new(
                     Code::IdempotencyMismatch,
@@ -85,14 +87,14 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                 .hint("take a new key for a new request")
                 .into());
             }
-            Reservation::NameTaken => return Err(name_taken(&entry.name).into()),
-            Reservation::Begun(entry) => {
-                if entry.state == State::Deleting {
+            Reservation::NameTaken(name) => return Err(name_taken(&name).into()),
+            Reservation::Begun(entries) => {
+                if entries.iter().any(|entry| entry.state == State::Deleting) {
                     let text = "what an earlier attempt left is being removed";
                     return Err(ApiError::new(Code::BeingDeleted, text).into());
                 }
-                if let Some(done) = making.get(&entry.id).filter(|done| done.has_changed().is_ok())
-                {
+                let done = entries.iter().find_map(|entry| making.get(&entry.id));
+                if let Some(done) = done.filter(|done| done.has_changed().is_ok()) {
                     let mut done = done.clone();
                     drop(making);
                     // Its sender is dropped when the work has ended, well or not.
@@ -105,17 +107,31 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                     )
                     .into());
                 }
-                (entry, true)
+                if entries.len() < wanted_count {
+                    // A crash has left some of several: they are all of one moment, or none.
+                    for entry in &entries {
+                        undo(app, entry).await;
+                    }
+                    drop(making);
+                    if Instant::now() < until {
+                        continue;
+                    }
+                    let text = "what an earlier attempt left could not be removed";
+                    return Err(ApiError::new(Code::InProgress, text).into());
+                }
+                (entries, true)
             }
         };
         let (ended, wait) = watch::channel(());
         making.retain(|_, other| other.has_changed().is_ok());
-        making.insert(entry.id.clone(), wait);
+        for entry in &entries {
+            making.insert(entry.id.clone(), wait.clone());
+        }
         drop(making);
         let work = {
             let app = app.clone();
             tokio::spawn(async move {
-                let result = carry_out(&app, &entry, order, resumed).await;
+                let result = carry_out(&app, &entries, order, resumed).await;
                 drop(ended);
                 result
             })
@@ -123,7 +139,7 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
         return work
             .await
             .map_err(Failure::internal("make a sandbox"))?
-            .map(|sandbox| Made { sandbox, replayed: resumed });
+            .map(|sandboxes| Made { sandboxes, replayed: resumed });
     }
 }
 
@@ -138,33 +154,47 @@ pub(crate) fn name_taken(name: &str) -> ApiError {
 
 async fn carry_out(
     app: &App,
-    entry: &Entry,
+    entries: &[Entry],
     order: Order,
     resumed: bool,
-) -> Result<Sandbox, Failure> {
+) -> Result<Vec<Sandbox>, Failure> {
     let host = app.host();
-    // After a crash the host may have it already; then it is not made from its parent a second time.
-    let known = if resumed { host.view(&entry.id).await.ok() } else { None };
-    let result = match (known, order) {
-        (Some(known), Order::Fork(..)) => Ok(known.sandbox),
-        (_, Order::Create(request)) => host.create(new_sandbox(entry, *request)).await,
-        (None, Order::Fork(parent, _)) => {
-            let new = NewFork {
-                id: entry.id.clone(),
-                name: entry.name.clone(),
-                link_key: entry.link_key.clone(),
-                epoch: entry.epoch,
-            };
-            host.fork(&parent, new).await
+    let result = match order {
+        Order::Create(request) => {
+            let mut made = Vec::new();
+            for entry in entries {
+                made.push(host.create(new_sandbox(entry, (*request).clone())).await);
+            }
+            made.into_iter().collect()
+        }
+        Order::Fork(parent, _) => {
+            // After a crash the host may have them already; then they are not made from their parent a second time.
+            let mut known = Vec::new();
+            for entry in entries.iter().filter(|_| resumed) {
+                known.extend(host.view(&entry.id).await.map(|known| known.sandbox));
+            }
+            if known.len() == entries.len() {
+                Ok(known)
+            } else {
+                let new = entries.iter().map(|entry| NewFork {
+                    id: entry.id.clone(),
+                    name: entry.name.clone(),
+                    link_key: entry.link_key.clone(),
+                    epoch: entry.epoch,
+                });
+                host.fork(&parent, new.collect()).await
+            }
         }
     };
     match result {
-        Ok(sandbox) => {
-            app.catalogue().answer(&entry.id, &sandbox).await?;
-            Ok(sandbox)
+        Ok(sandboxes) => {
+            app.catalogue().answer(&sandboxes).await?;
+            Ok(sandboxes)
         }
         Err(error) => {
-            undo(app, entry).await;
+            for entry in entries {
+                undo(app, entry).await;
+            }
             Err(error.into())
         }
     }
@@ -202,11 +232,22 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
     }
 }
 
-fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
-    let name = match order {
-        Order::Create(request) => &request.name,
-        Order::Fork(_, request) => &request.name,
-    };
+/// Rows of the sandboxes that are to be made.
+fn new_entries(app: &App, order: &Order) -> Result<Vec<Entry>, Failure> {
+    match order {
+        Order::Create(request) => Ok(vec![new_entry(app, order, request.name.clone())?]),
+        Order::Fork(_, ForkRequest { name, count: None }) => {
+            Ok(vec![new_entry(app, order, name.clone())?])
+        }
+        Order::Fork(_, ForkRequest { name, count: Some(count) }) => {
+            let names =
+                (1..=*count).map(|number| name.as_deref().map(|name| fork_name(name, number)));
+            names.map(|name| new_entry(app, order, name)).collect()
+        }
+    }
+}
+
+fn new_entry(app: &App, order: &Order, name: Option<String>) -> Result<Entry, Failure> {
     for _ in 0..DRAWS_MAX {
         let id = match kind(order).and_then(|kind| app.host().reserve(&kind)) {
             Some(ready) => ready,
@@ -218,7 +259,7 @@ fn new_entry(app: &App, order: &Order) -> Result<Entry, Failure> {
         }
         let mut random = [0; KEY_CHARS];
         getrandom::fill(&mut random).map_err(Failure::internal("draw a URL key"))?;
-        let name = name.clone().unwrap_or_else(|| id.to_string());
+        let name = name.unwrap_or_else(|| id.to_string());
         let state = State::Creating;
         return Ok(Entry {
             id,

@@ -9,7 +9,7 @@ use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::project::DELETE_AFTER_IDLE_DAYS_MAX;
 use api::sandbox::{
     AWAKE_PORTS_MAX, CONNECTION_IDLE_SECONDS_RANGE, CPUS_RANGE, CreateSandbox,
-    DELETE_AFTER_IDLE_MS_MAX, ENV_BYTES_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
+    DELETE_AFTER_IDLE_MS_MAX, ENV_BYTES_MAX, FORKS_MAX, ForkRequest, LABELS_MAX, MEMORY_MIB_RANGE,
     NAME_CHARS_MAX, PolicyPatch, SLEEP_AFTER_SECONDS_MAX, SLEEP_HOLD_MAX_MS_MAX,
     SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
@@ -152,7 +152,25 @@ pub(crate) fn update(request: &UpdateSandbox) -> Result<(), ApiError> {
 
 /// Checks a fork.
 pub(crate) fn fork(request: &ForkRequest) -> Result<(), ApiError> {
-    request.name.as_deref().map_or(Ok(()), |given| name("name", given))
+    if let Some(count) = request.count
+        && !(1..=FORKS_MAX).contains(&count)
+    {
+        return Err(out_of_range("count", count, 1, FORKS_MAX));
+    }
+    let Some(given) = &request.name else { return Ok(()) };
+    name("name", given)?;
+    // The longest of their names.
+    let longest = request.count.map_or_else(|| given.clone(), |count| fork_name(given, count));
+    if longest.len() > NAME_CHARS_MAX {
+        let text = format!("`name`: `{longest}` would be longer than {NAME_CHARS_MAX} characters");
+        return Err(ApiError::invalid("name", text).hint(NAME_HINT));
+    }
+    Ok(())
+}
+
+/// Name of one of several forks, counted from 1.
+pub(crate) fn fork_name(name: &str, number: u32) -> String {
+    format!("{name}-{number}")
 }
 
 /// Checks a sleep that is asked for.

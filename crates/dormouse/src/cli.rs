@@ -439,10 +439,13 @@ impl From<TierArg> for SleepTier {
 pub(crate) struct ForkArgs {
     /// Name or id of the sandbox to copy.
     pub(crate) parent: String,
-    /// Name of the fork; default: its id.
+    /// Name of the fork; default: its id. With `--count` they are called NAME-1, NAME-2 and so on.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Send the same request again safely: one key makes one fork.
+    /// So many forks of one and the same moment, 1-16: all of them, or none.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) count: Option<u32>,
+    /// Send the same request again safely: one key makes the forks once.
     #[arg(long, value_name = "KEY")]
     pub(crate) idempotency_key: Option<String>,
 }

@@ -30,6 +30,7 @@ mod exec;
 mod exec_names;
 mod execs_kept;
 pub mod fault;
+mod forks;
 mod ground;
 pub mod guest;
 pub mod images;

@@ -163,58 +163,8 @@ impl Host for Daemon {
         handle.view().await.map(|known| known.sandbox)
     }
 
-    async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
-        if let Ok(handle) = self.handle(&new.id) {
-            handle.started().await?;
-            return handle.view().await.map(|known| known.sandbox);
-        }
-        let parent = self.handle(parent)?;
-        let of = parent.manifest();
-        let manifest = |slot| Manifest {
-            id: new.id.clone(),
-            name: new.name.clone(),
-            slot,
-            epoch: new.epoch,
-            link_key: new.link_key.clone(),
-            created_at: Moment::now(),
-            forked_from: Some(of.id.clone()),
-            drives: of.copied_drives(),
-            policy: Policy { checkpoint_seconds: None, ..of.policy.clone() },
-            life: 0,
-            needs_identity: true,
-            machine: None,
-            woke_because: None,
-            last_end: None,
-            moved_to: None,
-            used: Used::default(),
-            ipv6: None,
-            network_at_rest: None,
-            state: State::Creating,
-            since: Moment::now(),
-            ..of.clone()
-        };
-        let (body, record) = self.found(&new.id, manifest).await?;
-        let files = body.files.clone();
-        if let Err(error) = parent.capture(files.clone()).await {
-            discard(&files);
-            return Err(error);
-        }
-        crate::fault::point("fork_copied");
-        let published = async {
-            let saved = crate::sandbox::work::read_capture(&files)?;
-            let change = record.change(|manifest| manifest.state = State::SleepingOnDisk(saved));
-            change.await.map_err(io::Error::other)
-        };
-        if let Err(error) = published.await {
-            discard(&files);
-            return Err(internal("the fork could not be published", &error));
-        }
-        let handle = self.begin(body, record, "forked", &format!("is a fork of {}", of.name))?;
-        if let Err(error) = handle.started().await {
-            return Err(unmade(&handle, error).await);
-        }
-        self.terminals.copy(&of.id, &handle, &self.events);
-        handle.view().await.map(|known| known.sandbox)
+    async fn fork(&self, parent: &SandboxId, new: Vec<NewFork>) -> Result<Vec<Sandbox>, ApiError> {
+        self.fork_all(parent, &new).await
     }
 
     async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {
@@ -869,7 +819,7 @@ async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
 }
 
 /// Removes a sandbox whose first start did not succeed: who asked is told that there is none, so there must be none.
-async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
+pub(crate) async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
     let seen = handle.view().await.ok().map(|known| known.sandbox);
     if let Err(error) = handle.delete().await {
         return error;

@@ -1,4 +1,4 @@
-//! One request, one sandbox, however often it is sent.
+//! One request, one sandbox (or as many as it asks for), however often it is sent.
 //!
 //! ```text
 //!            reserve                       answer
@@ -8,9 +8,9 @@
 //! ```
 //!
 //! The row of the sandbox, with its id chosen, and the row of the key are written in one transaction before the host
-//! hears of it. Whatever happens after that, a repeated request finds the same id.
+//! hears of it. Whatever happens after that, a repeated request finds the same id. A request for several sandboxes has a row of
+//! the key for each, all written in that transaction and answered in another.
 
-use api::SandboxId;
 use api::sandbox::Sandbox;
 use sqlx::Row;
 
@@ -20,14 +20,14 @@ use crate::failure::Failure;
 /// How long an answered request is remembered, milliseconds: a day, in which a client's retries have long ended.
 const KEEP_MS: i64 = 24 * 60 * 60 * 1000;
 
-/// A sandbox that shall be made.
+/// Sandboxes that shall be made.
 pub(crate) struct Wanted<'a> {
     /// The host it goes to.
     pub(crate) host: &'a str,
     /// `Idempotency-Key`, and the SHA-256 in hex of the request it stands for.
     pub(crate) key: Option<(&'a str, &'a str)>,
-    /// Its row.
-    pub(crate) entry: Entry,
+    /// Their rows: one at least.
+    pub(crate) entries: Vec<Entry>,
     /// What was asked for, as JSON.
     pub(crate) spec: &'a str,
 }
@@ -36,18 +36,18 @@ pub(crate) struct Wanted<'a> {
 pub(crate) enum Reservation {
     /// A new one: written down.
     New,
-    /// A repeated one that is (or was, before a crash) being worked on.
-    Begun(Entry),
+    /// A repeated one that is (or was, before a crash) being worked on. After a crash some of the sandboxes may be missing.
+    Begun(Vec<Entry>),
     /// A repeated one that was answered.
-    Answered(Box<Sandbox>),
+    Answered(Vec<Sandbox>),
     /// The key belongs to another request.
     Mismatch,
-    /// The name belongs to another sandbox.
-    NameTaken,
+    /// This name belongs to another sandbox.
+    NameTaken(String),
 }
 
 impl Catalogue {
-    /// Writes down that this sandbox shall be made, unless the request was seen before.
+    /// Writes down that these sandboxes shall be made, unless the request was seen before.
     pub(crate) async fn reserve(&self, wanted: Wanted<'_>) -> Result<Reservation, Failure> {
         let now = now_ms();
         let mut tx = self.begin().await?;
@@ -56,15 +56,18 @@ impl Catalogue {
             .execute(&mut *tx)
             .await
             .map_err(Failure::internal("forget old idempotency keys"))?;
+        let count = wanted.entries.len();
         if let Some((key, hash)) = wanted.key {
-            let row = sqlx::query(
-                "SELECT request_hash, sandbox_id, answer FROM idempotency WHERE key = $1",
-            )
-            .bind(key)
-            .fetch_optional(&mut *tx)
-            .await
-            .map_err(Failure::internal("look up an idempotency key"))?;
-            if let Some(row) = row {
+            let (mut answers, mut begun) = (Vec::new(), Vec::new());
+            for number in 0..count {
+                let row = sqlx::query(
+                    "SELECT request_hash, sandbox_id, answer FROM idempotency WHERE key = $1",
+                )
+                .bind(row_key(key, number))
+                .fetch_optional(&mut *tx)
+                .await
+                .map_err(Failure::internal("look up an idempotency key"))?;
+                let Some(row) = row else { continue };
                 let field = |name| {
                     row.try_get::<String, _>(name)
                         .map_err(Failure::internal("read an idempotency key"))
@@ -73,65 +76,89 @@ impl Catalogue {
                     return Ok(Reservation::Mismatch);
                 }
                 let answer = field("answer")?;
-                if !answer.is_empty() {
+                if answer.is_empty() {
+                    begun.extend(self.find(&field("sandbox_id")?));
+                } else {
                     let sandbox = serde_json::from_str(&answer)
                         .map_err(Failure::internal("read a stored answer"))?;
-                    return Ok(Reservation::Answered(Box::new(sandbox)));
+                    answers.push(sandbox);
                 }
-                if let Some(entry) = self.find(&field("sandbox_id")?) {
-                    return Ok(Reservation::Begun(entry));
-                }
-                // Its sandbox was deleted before it was ever answered: nothing is left of it, so this is a new request.
+            }
+            if answers.len() == count {
+                return Ok(Reservation::Answered(answers));
+            }
+            if !begun.is_empty() {
+                return Ok(Reservation::Begun(begun));
+            }
+            // What was made was deleted before it was ever answered: nothing is left of it, so this is a new request.
+            for number in 0..count {
                 sqlx::query("DELETE FROM idempotency WHERE key = $1")
-                    .bind(key)
+                    .bind(row_key(key, number))
                     .execute(&mut *tx)
                     .await
                     .map_err(Failure::internal("forget an idempotency key"))?;
             }
         }
-        if taken(&mut tx, &wanted.entry.name, &wanted.entry.id).await? {
-            return Ok(Reservation::NameTaken);
-        }
-        insert(&mut tx, wanted.host, &wanted.entry, wanted.spec).await?;
-        if let Some((key, hash)) = wanted.key {
-            sqlx::query(
-                "INSERT INTO idempotency (key, request_hash, sandbox_id, answer, created_ms) VALUES ($1, $2, $3, '', $4)",
-            )
-            .bind(key)
-            .bind(hash)
-            .bind(wanted.entry.id.as_str())
-            .bind(now)
-            .execute(&mut *tx)
-            .await
-            .map_err(Failure::internal("write down an idempotency key"))?;
+        for (number, entry) in wanted.entries.iter().enumerate() {
+            if taken(&mut tx, &entry.name, &entry.id).await? {
+                return Ok(Reservation::NameTaken(entry.name.clone()));
+            }
+            insert(&mut tx, wanted.host, entry, wanted.spec).await?;
+            if let Some((key, hash)) = wanted.key {
+                sqlx::query(
+                    "INSERT INTO idempotency (key, request_hash, sandbox_id, answer, created_ms) VALUES ($1, $2, $3, '', $4)",
+                )
+                .bind(row_key(key, number))
+                .bind(hash)
+                .bind(entry.id.as_str())
+                .bind(now)
+                .execute(&mut *tx)
+                .await
+                .map_err(Failure::internal("write down an idempotency key"))?;
+            }
         }
         tx.commit().await.map_err(Failure::internal("write the catalogue"))?;
-        self.write_index().insert(wanted.entry);
+        let mut index = self.write_index();
+        for entry in wanted.entries {
+            index.insert(entry);
+        }
         Ok(Reservation::New)
     }
 
-    /// The host has it: from now on every repeated request gets this answer.
-    pub(crate) async fn answer(&self, id: &SandboxId, sandbox: &Sandbox) -> Result<(), Failure> {
-        let text =
-            serde_json::to_string(sandbox).map_err(Failure::internal("write an answer as JSON"))?;
+    /// The host has them: from now on every repeated request gets this answer.
+    pub(crate) async fn answer(&self, sandboxes: &[Sandbox]) -> Result<(), Failure> {
         let mut tx = self.begin().await?;
-        sqlx::query("UPDATE idempotency SET answer = $2 WHERE sandbox_id = $1 AND answer = ''")
-            .bind(id.as_str())
-            .bind(text)
-            .execute(&mut *tx)
-            .await
-            .map_err(Failure::internal("store an answer"))?;
-        sqlx::query("UPDATE sandboxes SET state = 'ready' WHERE id = $1 AND state = 'creating'")
-            .bind(id.as_str())
+        for sandbox in sandboxes {
+            let text = serde_json::to_string(sandbox)
+                .map_err(Failure::internal("write an answer as JSON"))?;
+            sqlx::query("UPDATE idempotency SET answer = $2 WHERE sandbox_id = $1 AND answer = ''")
+                .bind(sandbox.id.as_str())
+                .bind(text)
+                .execute(&mut *tx)
+                .await
+                .map_err(Failure::internal("store an answer"))?;
+            sqlx::query(
+                "UPDATE sandboxes SET state = 'ready' WHERE id = $1 AND state = 'creating'",
+            )
+            .bind(sandbox.id.as_str())
             .execute(&mut *tx)
             .await
             .map_err(Failure::internal("write the catalogue"))?;
+        }
         tx.commit().await.map_err(Failure::internal("write the catalogue"))?;
-        self.write_index().change(id, |entry| {
-            if entry.state == State::Creating {
-                entry.state = State::Ready;
-            }
-        });
+        let mut index = self.write_index();
+        for sandbox in sandboxes {
+            index.change(&sandbox.id, |entry| {
+                if entry.state == State::Creating {
+                    entry.state = State::Ready;
+                }
+            });
+        }
         Ok(())
     }
+}
+
+/// The key of one of a request's sandboxes. No client's key has a line break.
+fn row_key(key: &str, number: usize) -> String {
+    if number == 0 { key.to_owned() } else { format!("{key}\n{number}") }
 }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use api::host::{Change, Log, SleepFor};
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Link, RestartRequest, Sandbox, SandboxPage, SleepRequest, Status,
-    UpdateSandbox,
+    CreateSandbox, ForkList, ForkRequest, Forked, Link, RestartRequest, Sandbox, SandboxPage,
+    SleepRequest, Status, UpdateSandbox,
 };
 use api::{ApiError, Code, SandboxId};
 use axum::Json;
@@ -53,7 +53,10 @@ pub(crate) async fn create(
 ) -> Result<Response, Failure> {
     validate::create(&request)?;
     let key = idempotency_key(&headers)?;
-    Ok(made(make(&app, key, Order::Create(Box::new(request))).await?))
+    let Made { mut sandboxes, replayed } =
+        make(&app, key, Order::Create(Box::new(request))).await?;
+    let sandbox = sandboxes.pop().ok_or_else(|| ApiError::new(Code::Internal, "none was made"))?;
+    Ok(answer(sandbox, replayed))
 }
 
 /// Filters and paging of the list.
@@ -238,15 +241,16 @@ pub(crate) async fn restart(
 
 /// Fork a sandbox
 ///
-/// A copy with memory, disk and processes and a life of its own. The parent goes on, or sleeps on.
+/// A copy with memory, disk and processes and a life of its own. The parent goes on, or sleeps on. With `count` there are so many,
+/// all of the same moment, for which the parent stands still once; all of them are made, or none. Drives are copied with it.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/fork", tag = "sandboxes", operation_id = "fork_sandbox",
     params(
         ("id" = String, Path, description = "Id or name of the parent", example = "web"),
         ("Idempotency-Key" = Option<String>, Header, description = "Any text of at most 255 visible characters", example = "fork-3"),
     ),
-    request_body(content = ForkRequest, description = "Its name; may be left out"),
-    responses((status = 201, description = "The fork runs", body = Sandbox)),
+    request_body(content = ForkRequest, description = "Its name, or how many; may be left out"),
+    responses((status = 201, description = "The fork runs; with `count` all of them do", body = Forked)),
 )]
 pub(crate) async fn fork(
     State(app): State<App>,
@@ -256,7 +260,16 @@ pub(crate) async fn fork(
 ) -> Result<Response, Failure> {
     validate::fork(&request)?;
     let key = idempotency_key(&headers)?;
-    Ok(made(make(&app, key, Order::Fork(parent.id, request)).await?))
+    let many = request.count.is_some();
+    let Made { mut sandboxes, replayed } = make(&app, key, Order::Fork(parent.id, request)).await?;
+    let forked = match (many, sandboxes.pop()) {
+        (false, Some(one)) => Forked::One(Box::new(one)),
+        (_, last) => {
+            sandboxes.extend(last);
+            Forked::Many(ForkList { forks: sandboxes })
+        }
+    };
+    Ok(answer(forked, replayed))
 }
 
 /// Get the URL of a port
@@ -326,9 +339,9 @@ pub(crate) async fn logs(
         .into_response())
 }
 
-fn made(made: Made) -> Response {
-    let mut response = (StatusCode::CREATED, Json(made.sandbox)).into_response();
-    if made.replayed {
+fn answer(made: impl serde::Serialize, replayed: bool) -> Response {
+    let mut response = (StatusCode::CREATED, Json(made)).into_response();
+    if replayed {
         response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
     }
     response

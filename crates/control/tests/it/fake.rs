@@ -228,6 +228,20 @@ impl Fake {
     }
 }
 
+impl Fake {
+    async fn fork_one(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
+        let mut sandbox = self.known(parent)?.sandbox;
+        sandbox.forked_from = Some(std::mem::replace(&mut sandbox.id, new.id));
+        sandbox.name = new.name;
+        awake(&mut sandbox);
+        self.make(
+            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
+            "sandbox.forked",
+        )
+        .await
+    }
+}
+
 fn attached(AttachDrive { name, path, read_only }: AttachDrive) -> SandboxDrive {
     SandboxDrive { name, path, read_only, copy: false }
 }
@@ -309,16 +323,20 @@ impl Host for Fake {
         .await
     }
 
-    async fn fork(&self, parent: &SandboxId, new: NewFork) -> Result<Sandbox, ApiError> {
-        let mut sandbox = self.known(parent)?.sandbox;
-        sandbox.forked_from = Some(std::mem::replace(&mut sandbox.id, new.id));
-        sandbox.name = new.name;
-        awake(&mut sandbox);
-        self.make(
-            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
-            "sandbox.forked",
-        )
-        .await
+    async fn fork(&self, parent: &SandboxId, new: Vec<NewFork>) -> Result<Vec<Sandbox>, ApiError> {
+        let mut forks = Vec::new();
+        for new in new {
+            match self.fork_one(parent, new).await {
+                Ok(fork) => forks.push(fork),
+                Err(error) => {
+                    for fork in forks {
+                        self.delete(&fork.id).await?;
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        Ok(forks)
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {

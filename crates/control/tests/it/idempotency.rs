@@ -150,3 +150,39 @@ async fn a_crash_in_between_makes_one_sandbox() {
         assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.value(), again.value());
     }
 }
+
+#[tokio::test]
+async fn several_forks_are_one_request() {
+    let mut world = World::new().await;
+    world.sandbox("web").await;
+    let body = r#"{"name": "try", "count": 3}"#;
+    let path = "/v1/sandboxes/web/fork";
+    let first = world.send(request(&world, path, "f1", body)).await;
+    assert_eq!(first.status, 201);
+    let names: Vec<_> = first.value()["forks"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|fork| fork["name"].as_str().expect("a name").to_owned())
+        .collect();
+    assert_eq!(names, ["try-1", "try-2", "try-3"]);
+    let again = world.send(request(&world, path, "f1", body)).await;
+    assert_eq!((again.status, again.header("idempotency-replayed")), (201, Some("true")));
+    assert_eq!(again.value(), first.value());
+    world.restart().await;
+    assert_eq!(world.send(request(&world, path, "f1", body)).await.value(), first.value());
+    assert_eq!(world.fake.makes.load(Ordering::SeqCst), 4);
+    let other = world.send(request(&world, path, "f1", r#"{"name": "try", "count": 2}"#)).await;
+    assert!(other.error().starts_with("409 idempotency_mismatch"), "{}", other.error());
+    // One name is taken: none is made, and what was free before is free again.
+    let taken = world.send(request(&world, path, "f2", r#"{"name": "try", "count": 4}"#)).await;
+    assert_eq!(taken.error().split(':').next(), Some("409 name_taken name"));
+    assert_eq!(world.fake.makes.load(Ordering::SeqCst), 4);
+    for (count, name) in [(0, "x"), (17, "x"), (10, &"x".repeat(61))] {
+        let body = format!(r#"{{"name": "{name}", "count": {count}}}"#);
+        let refused = world.send(request(&world, path, "f3", &body)).await;
+        assert_eq!(refused.status, 400, "{body}");
+    }
+    let free = world.send(request(&world, path, "f4", r#"{"name": "try-4"}"#)).await;
+    assert_eq!((free.status, free.value()["name"].as_str()), (201, Some("try-4")));
+}

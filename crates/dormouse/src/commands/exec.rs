@@ -42,7 +42,7 @@ pub(crate) async fn run(client: &Client, arguments: RunArgs, json: bool) -> Resu
     let making = sandboxes::make(client, "/v1/sandboxes", &body, None);
     tokio::pin!(making);
     let mut interrupted = None;
-    let sandbox = loop {
+    let sandbox: api::sandbox::Sandbox = loop {
         tokio::select! {
             made = &mut making => break made?,
             // One that is being made is there soon, and only then can it be deleted.

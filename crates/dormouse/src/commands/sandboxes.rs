@@ -3,11 +3,12 @@
 use api::checkpoint::CheckpointSetting;
 use api::drive::AttachDrive;
 use api::sandbox::{
-    CreateSandbox, ForkRequest, Lack, Link, PolicyPatch, RestartRequest, Sandbox, SandboxPage,
-    SleepRequest, SleepTier, Status, UpdateSandbox, WaitsFor,
+    CreateSandbox, ForkList, ForkRequest, Forked, Lack, Link, PolicyPatch, RestartRequest, Sandbox,
+    SandboxPage, SleepRequest, SleepTier, Status, UpdateSandbox, WaitsFor,
 };
 use hyper::http::request::Builder;
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::cli::{CreateArgs, ForkArgs, ListArgs, PolicyArgs, SizeArgs, SleepArgs, UpdateArgs};
 use crate::client::{Client, full, quote, read_json};
@@ -30,9 +31,20 @@ pub(crate) async fn create(
 
 pub(crate) async fn fork(client: &Client, arguments: ForkArgs, json: bool) -> Result<i32, Problem> {
     let path = format!("/v1/sandboxes/{}/fork", quote(&arguments.parent));
-    let body = ForkRequest { name: arguments.name };
-    let sandbox = make(client, &path, &body, arguments.idempotency_key.as_deref()).await?;
-    print_made(&sandbox, json)
+    let body = ForkRequest { name: arguments.name, count: arguments.count };
+    match make(client, &path, &body, arguments.idempotency_key.as_deref()).await? {
+        Forked::One(sandbox) => print_made(&sandbox, json),
+        Forked::Many(ForkList { forks }) => {
+            if json {
+                show::json(&forks)?;
+            } else {
+                for fork in &forks {
+                    show::data(&fork.name)?;
+                }
+            }
+            Ok(0)
+        }
+    }
 }
 
 pub(crate) async fn list(client: &Client, arguments: ListArgs, json: bool) -> Result<i32, Problem> {
@@ -207,12 +219,12 @@ pub(crate) fn new_sandbox(
 }
 
 /// Asks for a sandbox.
-pub(crate) async fn make(
+pub(crate) async fn make<T: DeserializeOwned>(
     client: &Client,
     path: &str,
     body: &impl Serialize,
     key: Option<&str>,
-) -> Result<Sandbox, Problem> {
+) -> Result<T, Problem> {
     let body = serde_json::to_vec(body)
         .map_err(|error| Problem::new(format!("cannot write the request: {error}")))?;
     let mut request: Builder =

@@ -1,0 +1,173 @@
+//! Forks: copies of one moment of a sandbox, one or several. The parent is copied once; the others are copies of the first.
+//!
+//! All of them are made, or none. They are founded first, so that what is lacking (addresses) shows before the parent stands still;
+//! none is started before all are copied, so that no copy is of another moment.
+
+use api::host::NewFork;
+use api::sandbox::Sandbox;
+use api::{ApiError, Code, SandboxId};
+
+use crate::clock::Moment;
+use crate::daemon::Daemon;
+use crate::ground::{FREE_BYTES_MIN, free_bytes};
+use crate::manifest::{Manifest, Policy, Saved, State};
+use crate::record::Record;
+use crate::sandbox::Handle;
+use crate::sandbox::body::Body;
+use crate::sandbox::work::{copy_parts, is_full, read_capture};
+use crate::settings::Files;
+use crate::usage::Used;
+use crate::verbs::{discard, internal, unmade};
+
+/// A fork that has a folder, and nothing in it yet.
+struct Founded {
+    body: Body,
+    record: Record,
+}
+
+impl Daemon {
+    /// Makes these forks.
+    pub(crate) async fn fork_all(
+        &self,
+        parent: &SandboxId,
+        new: &[NewFork],
+    ) -> Result<Vec<Sandbox>, ApiError> {
+        let known: Vec<Handle> = new.iter().filter_map(|new| self.handle(&new.id).ok()).collect();
+        if known.len() == new.len() {
+            return views(known).await;
+        }
+        // Left by a request that was cut off: they are of another moment.
+        for handle in known {
+            handle.delete().await?;
+            self.sandboxes_mut().remove(handle.id());
+        }
+        let parent = self.handle(parent)?;
+        let mut founded = Vec::new();
+        for one in new {
+            match self.found(&one.id, |slot| fork_of(&parent.manifest(), one, slot)).await {
+                Ok((body, record)) => founded.push(Founded { body, record }),
+                Err(error) => {
+                    discard_all(&founded);
+                    return Err(error);
+                }
+            }
+        }
+        if let Err(error) = self.copy(&parent, &founded).await {
+            discard_all(&founded);
+            return Err(error);
+        }
+        let text = format!("is a fork of {}", parent.manifest().name);
+        let mut handles = Vec::new();
+        for Founded { body, record } in founded {
+            handles.push(self.begin(body, record, "forked", &text)?);
+        }
+        let started = handles.iter().map(Handle::started);
+        let mut failed = futures_util::future::join_all(started).await.into_iter().zip(&handles);
+        let failed = failed.find_map(|(started, handle)| Some((started.err()?, handle)));
+        if let Some((error, handle)) = failed {
+            let error = unmade(handle, error).await;
+            for other in handles.iter().filter(|other| other.id() != handle.id()) {
+                other.delete().await?;
+            }
+            return Err(error);
+        }
+        for handle in &handles {
+            self.terminals.copy(parent.id(), handle, &self.events);
+        }
+        views(handles).await
+    }
+
+    /// Copies the parent into the first, that into the others, and publishes them all.
+    async fn copy(&self, parent: &Handle, founded: &[Founded]) -> Result<(), ApiError> {
+        let Some((first, others)) = founded.split_first() else { return Ok(()) };
+        let files = &first.body.files;
+        parent.capture(files.clone()).await?;
+        // Given other drives at the last moment, it was copied with those.
+        let drives = parent.manifest().copied_drives();
+        let unpublished = |error: &(dyn std::error::Error + 'static)| {
+            if is_full(error) {
+                return ApiError::new(Code::NoSpace, "the host's disk has no room for a copy");
+            }
+            internal("the fork could not be published", error)
+        };
+        let saved = read_capture(files).map_err(|error| unpublished(&error))?;
+        for other in others {
+            let images = (0..drives.len()).map(|place| (place, files.drive(place))).collect();
+            check_room_for(files, drives.len())?;
+            let copied = copy_parts(files, &other.body.files, images).await;
+            copied.map_err(|error| unpublished(&error))?;
+        }
+        crate::fault::point("fork_copied");
+        for one in founded {
+            let (saved, drives) = (saved.clone(), drives.clone());
+            let published = one.record.change(|manifest| publish(manifest, saved, drives)).await;
+            published.map_err(|error| unpublished(&error))?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses one more copy that the disk has no room for, before running guests notice.
+fn check_room_for(files: &Files, drives: usize) -> Result<(), ApiError> {
+    let parts = [files.memory(), files.state(), files.disk()].into_iter();
+    let parts = parts.chain((0..drives).map(|place| files.drive(place)));
+    let needed: u64 =
+        parts.map(|part| vmm::files::allocated_bytes(&part).unwrap_or(0)).sum::<u64>();
+    let free = free_bytes(files.dir());
+    let free = free.map_err(|error| internal("free space is not known", &error))?;
+    if free < needed + FREE_BYTES_MIN {
+        let text = format!(
+            "the host's disk has no room for all copies: {} MiB are free, one takes {} MiB",
+            free >> 20,
+            needed >> 20
+        );
+        return Err(ApiError::new(Code::NoSpace, text).hint("ask for fewer, or make room"));
+    }
+    Ok(())
+}
+
+fn fork_of(of: &Manifest, new: &NewFork, slot: u32) -> Manifest {
+    Manifest {
+        id: new.id.clone(),
+        name: new.name.clone(),
+        slot,
+        epoch: new.epoch,
+        link_key: new.link_key.clone(),
+        created_at: Moment::now(),
+        forked_from: Some(of.id.clone()),
+        drives: of.copied_drives(),
+        policy: Policy { checkpoint_seconds: None, ..of.policy.clone() },
+        life: 0,
+        needs_identity: true,
+        machine: None,
+        woke_because: None,
+        last_end: None,
+        moved_to: None,
+        used: Used::default(),
+        ipv6: None,
+        network_at_rest: None,
+        state: State::Creating,
+        since: Moment::now(),
+        ..of.clone()
+    }
+}
+
+fn publish(manifest: &mut Manifest, saved: Saved, drives: Vec<crate::manifest::DriveUse>) {
+    manifest.drives = drives;
+    manifest.state = State::SleepingOnDisk(saved);
+}
+
+async fn views(handles: Vec<Handle>) -> Result<Vec<Sandbox>, ApiError> {
+    let mut views = Vec::new();
+    for handle in handles {
+        handle.started().await?;
+        views.push(handle.view().await?.sandbox);
+    }
+    Ok(views)
+}
+
+fn discard_all(founded: &[Founded]) {
+    for one in founded {
+        discard(&one.body.files);
+    }
+}
