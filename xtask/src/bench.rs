@@ -16,7 +16,8 @@ const PROFILE: &str = "up";
 /// How fast it is, each figure beside the same thing done by hand.
 #[derive(clap::Args)]
 pub(crate) struct Options {
-    /// Only groups of figures whose name contains one of these: wake, sleep, start, commands, many
+    /// Only groups of figures whose name contains one of these: wake, sleep, start, ready, copies,
+    /// commands, timers, checkpoint, crowd, many
     filters: Vec<String>,
     /// Fewer repetitions and a shorter quiet time: for trying things out
     #[arg(long)]

@@ -56,6 +56,18 @@ impl Api {
         self.call("GET", path, &Value::Null)
     }
 
+    /// What is no JSON.
+    #[track_caller]
+    pub(crate) fn text(&self, path: &str) -> String {
+        let mut stream = UnixStream::connect(&self.socket).expect("the daemon listens");
+        stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
+        let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        stream.write_all(head.as_bytes()).expect("request sent");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("an answer");
+        crate::net::parse(&bytes).filter(|answer| answer.status == 200).expect("an answer").body
+    }
+
     /// Puts a sandbox to sleep in this tier.
     #[track_caller]
     pub(crate) fn sleep(&self, sandbox: &str, tier: &str) {

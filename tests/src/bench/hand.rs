@@ -99,6 +99,12 @@ impl Image {
         }
     }
 
+    /// Removes the link.
+    #[track_caller]
+    pub(crate) fn link_down(&self) {
+        net::output("ip", &["link", "delete", &self.tap]);
+    }
+
     /// QEMU itself.
     pub(crate) fn program(&self) -> String {
         self.line.first().cloned().unwrap_or_default()
@@ -192,6 +198,29 @@ impl Machine {
         qmp.run("quit", &Value::Null);
         child.wait().expect("QEMU ends");
         Slept { begun, published, steps: [guest, pause, save, synced, publish] }
+    }
+
+    /// Pauses, saves, copies everything, goes on: a copy of a running machine.
+    #[track_caller]
+    pub(crate) fn copy_running(&mut self, to: &Path) {
+        let (_, qmp) = self.process.as_mut().expect("it is awake");
+        fs::create_dir_all(to).expect("folder for a copy");
+        qmp.run("stop", &Value::Null);
+        qmp.agree();
+        let state = qmp.save();
+        for part in [MEMORY, DISK] {
+            copy_sparse(&self.folder.join(part), &to.join(part));
+        }
+        qmp.run("cont", &Value::Null);
+        fs::write(to.join(STATE), state).expect("the state is written");
+        fs::remove_dir_all(to).expect("the copy is removed");
+    }
+
+    /// Puts it to sleep without anybody looking.
+    #[track_caller]
+    pub(crate) fn end(&mut self) {
+        let mut bare = Bare::open(&self.image.address);
+        self.sleep(&mut bare);
     }
 
     /// Stops the process where it is.

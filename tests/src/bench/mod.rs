@@ -8,21 +8,26 @@
 //! | `stage` | a daemon, a sandbox with a counter in it, and the same guest's image for doing it by hand |
 //! | `hand`, `qmp` | doing it by hand: QEMU's own command line and control protocol, nothing of ours |
 //! | `api`, `request`, `wire` | asking, with the moments at which things happened |
-//! | `wake`, `sleep`, `start`, `commands`, `sleepers` | the figures |
+//! | `wake`, `sleep`, `start`, `ready`, `copies`, `commands`, `timers`, `checkpoint`, `crowd`, `sleepers` | the figures |
 //! | `figure`, `report`, `conditions` | numbers, their table, and what they were measured on |
 
 mod api;
+mod checkpoint;
 mod commands;
 mod conditions;
+mod copies;
+mod crowd;
 mod figure;
 mod hand;
 mod qmp;
+mod ready;
 mod report;
 mod request;
 mod sleep;
 mod sleepers;
 mod stage;
 mod start;
+mod timers;
 mod wake;
 mod wire;
 
@@ -45,7 +50,8 @@ const ROUNDS_QUICK: usize = 3;
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "bench")]
 pub struct Options {
-    /// Only groups of figures whose name contains one of these: wake, sleep, start, commands, many
+    /// Only groups of figures whose name contains one of these: wake, sleep, start, ready, copies,
+    /// commands, timers, checkpoint, crowd, many
     filters: Vec<String>,
     /// Fewer repetitions and a shorter quiet time: for trying things out
     #[arg(long)]
@@ -88,11 +94,24 @@ impl Options {
 type Measure = fn(&mut Stage<'_>) -> Vec<Figure>;
 
 /// Figures that need the stage, by the name of their group.
-const ON_STAGE: [(&str, Measure); 4] = [
+const ON_STAGE: [(&str, Measure); 5] = [
     ("wake", wake::figures),
     ("sleep", sleep::figures),
     ("start", start::figures),
+    ("copies", copies::figures),
     ("commands", commands::figures),
+];
+
+/// Measures a group of figures in a daemon of its own.
+type MeasureAlone = fn(&Options) -> Vec<Figure>;
+
+/// Figures that set their own stage.
+const ALONE: [(&str, MeasureAlone); 5] = [
+    ("ready", ready::figures),
+    ("timers", timers::figures),
+    ("checkpoint", checkpoint::figures),
+    ("crowd", crowd::figures),
+    ("many", sleepers::figures),
 ];
 
 /// Measures, prints the tables, and says whether every promise was kept.
@@ -102,8 +121,9 @@ pub fn run(options: &Options) -> ExitCode {
     }
     crate::net::output("ip", &["link", "set", "lo", "up"]);
     let groups = ON_STAGE.map(|(name, _)| name);
-    if !groups.into_iter().chain(["many"]).any(|group| options.wants(group)) {
-        eprintln!("no group of figures has such a name; there are: {}, many", groups.join(", "));
+    let all = [groups.as_slice(), &ALONE.map(|(name, _)| name)].concat();
+    if !all.iter().any(|group| options.wants(group)) {
+        eprintln!("no group of figures has such a name; there are: {}", all.join(", "));
         return ExitCode::FAILURE;
     }
     let mut conditions = Conditions::begin(options);
@@ -121,8 +141,10 @@ pub fn run(options: &Options) -> ExitCode {
         stage.clear();
         lab.tear_down();
     }
-    if options.wants("many") {
-        figures.extend(sleepers::figures(options));
+    for (name, measure) in ALONE {
+        if options.wants(name) {
+            figures.extend(measure(options));
+        }
     }
     conditions.end();
     report::publish(options, &conditions, &figures)

@@ -31,7 +31,19 @@ impl Target {
     #[track_caller]
     pub(crate) fn ask(&self) -> (Duration, Answer) {
         let begun = Instant::now();
-        let mut stream = TcpStream::connect_timeout(&self.server, WAIT_MAX).expect("connects");
+        let stream = TcpStream::connect_timeout(&self.server, WAIT_MAX).expect("connects");
+        self.ask_over(stream, begun)
+    }
+
+    /// Has the counter count over this connection, which is of no use afterwards.
+    #[track_caller]
+    pub(crate) fn count_over(&self, stream: TcpStream) {
+        let (_, answer) = self.ask_over(stream, Instant::now());
+        assert!(answer.body.trim().parse::<u64>().is_ok(), "not a count: {:?}", answer.body);
+    }
+
+    #[track_caller]
+    fn ask_over(&self, mut stream: TcpStream, begun: Instant) -> (Duration, Answer) {
         stream.set_nodelay(true).expect("no delay");
         stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
         let request = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.host);

@@ -8,7 +8,7 @@ use std::mem::MaybeUninit;
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,8 @@ use crate::wait::WAIT_MAX;
 /// Ticks that are waited for before the sleep begins. No sandbox falls asleep by itself within the first seconds after it woke,
 /// and meanwhile the daemon has asked it each second what it does.
 const TICKS_BEFORE: usize = 2500;
+/// Ticks that are waited for once a guest that stood still goes on.
+const TICKS_AFTER: usize = 20;
 /// Ticks that are asked for: those before, and more than a sleep takes, even under load.
 const TICKS: u16 = 6000;
 /// How often the listener looks whether it may stop.
@@ -74,27 +76,29 @@ pub(crate) fn figures(stage: &mut Stage<'_>) -> Vec<Figure> {
 }
 
 /// What both guests do while they are awake, so that both have as much to save.
-fn wake_and_work(address: &str) -> Bare {
+pub(crate) fn wake_and_work(address: &str) -> Bare {
     let mut bare = Bare::open(address);
     bare.order(b't');
     bare
 }
 
 /// A guest's ticks, heard in a thread of their own.
-struct Ticks {
+pub(crate) struct Ticks {
     enough: Arc<AtomicBool>,
+    /// How many were heard so far.
+    heard: Arc<AtomicUsize>,
     listener: JoinHandle<Vec<Instant>>,
 }
 
 impl Ticks {
     /// Asks for ticks and returns when they come.
     #[track_caller]
-    fn begin(address: &str) -> Self {
+    pub(crate) fn begin(address: &str) -> Self {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         socket.set_read_timeout(Some(LISTEN_FOR)).expect("time-out set");
         socket.send_to(&TICKS.to_le_bytes(), (address, BARE_PORT)).expect("ticks asked for");
-        let (enough, begun) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let (stop, in_swing) = (Arc::clone(&enough), Arc::clone(&begun));
+        let (enough, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+        let (stop, counted) = (Arc::clone(&enough), Arc::clone(&count));
         let listener = std::thread::spawn(move || {
             let mut heard = Vec::new();
             let mut tick = [0; 2];
@@ -103,21 +107,38 @@ impl Ticks {
                 if socket.recv(&mut tick).is_ok() {
                     heard.push(Instant::now());
                 }
-                in_swing.store(heard.len() >= TICKS_BEFORE, Ordering::Relaxed);
+                counted.store(heard.len(), Ordering::Relaxed);
             }
             heard
         });
-        until("the guest ticks", || begun.load(Ordering::Relaxed).then_some(()));
-        Self { enough, listener }
+        until("the guest ticks", || (count.load(Ordering::Relaxed) >= TICKS_BEFORE).then_some(()));
+        Self { enough, heard: count, listener }
     }
 
     /// The last tick before this moment. Ends the listening.
     #[track_caller]
     fn last_before(self, at: Instant) -> Instant {
+        self.end().into_iter().rfind(|tick| *tick < at).expect("a tick")
+    }
+
+    /// The longest time without a tick since this moment. Ends the listening once it ticks again.
+    #[track_caller]
+    pub(crate) fn longest_gap_after(self, at: Instant) -> Duration {
+        let heard = self.heard.load(Ordering::Relaxed);
+        until("it ticks on", || {
+            (self.heard.load(Ordering::Relaxed) > heard + TICKS_AFTER).then_some(())
+        });
+        let ticks = self.end();
+        let pairs = ticks.windows(2).filter(|pair| pair[1] > at);
+        pairs.map(|pair| pair[1] - pair[0]).max().expect("ticks")
+    }
+
+    #[track_caller]
+    fn end(self) -> Vec<Instant> {
         self.enough.store(true, Ordering::Relaxed);
         let heard = self.listener.join().expect("the listener ends");
-        assert!(heard.len() < usize::from(TICKS), "it ran out of ticks before it slept");
-        heard.into_iter().rfind(|tick| *tick < at).expect("a tick")
+        assert!(heard.len() < usize::from(TICKS), "it ran out of ticks");
+        heard
     }
 }
 

@@ -114,13 +114,13 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     vec![Figure { hand: beside, ..memory }, cpu, woke]
 }
 
-fn name(n: usize) -> String {
+pub(crate) fn name(n: usize) -> String {
     format!("s{n:04}")
 }
 
 /// Makes copies of the one sleeper there is; their folders.
 #[track_caller]
-fn multiply(lab: &Lab, count: u32, random: &mut Random) -> Vec<PathBuf> {
+pub(crate) fn multiply(lab: &Lab, count: u32, random: &mut Random) -> Vec<PathBuf> {
     let sandboxes = lab.data().join("sandboxes");
     let original = fs::read_dir(&sandboxes)
         .expect("sandboxes")
@@ -173,7 +173,7 @@ fn checksum(sandbox: &Value) -> String {
 
 /// Replaces links by copies.
 #[track_caller]
-fn own_copies(folder: &Path) {
+pub(crate) fn own_copies(folder: &Path) {
     for part in PARTS {
         let (path, own) = (folder.join(part), folder.join("own"));
         copy_sparse(&path, &own);
@@ -199,7 +199,7 @@ fn cpu_percent(pid: i32, quiet: Duration) -> f64 {
 }
 
 #[track_caller]
-fn cpu_seconds(pid: i32) -> f64 {
+pub(crate) fn cpu_seconds(pid: i32) -> f64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon lives");
     let (_, rest) = stat.rsplit_once(')').expect("its state");
     // The state is field 3; 14 and 15 are user's and system's time.
@@ -212,7 +212,7 @@ fn cpu_seconds(pid: i32) -> f64 {
 }
 
 /// xorshift64*: enough to choose by, and the same choice for the same seed.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {

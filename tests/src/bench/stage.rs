@@ -85,6 +85,8 @@ impl<'a> Stage<'a> {
     /// Ends what is run by hand.
     pub(crate) fn clear(self) {
         self.hand.remove();
+        self.image.link_down();
+        self.plain.link_down();
     }
 }
 
