@@ -29,7 +29,9 @@ use crate::guest::{Continuity, QuiesceOptions, WakeParams};
 use crate::images::DEFAULT_NAME;
 use crate::manifest::{Manifest, State};
 use crate::record::Record;
-use crate::sandbox::body::{Body, Shape, machine_spec, make_folder};
+use crate::sandbox::body::{
+    Body, Shape, Told, identity_owed, ipv6_owed, machine_spec, make_folder, note_told,
+};
 use crate::sandbox::work::{WAKE_LIMIT, chain};
 use crate::settings::Files;
 use crate::usage::Used;
@@ -389,12 +391,13 @@ async fn ready(
     let socket = machine.guest_stream().map_err(|error| chain(&error))?;
     let met = body.link.attach(socket, Continuity::Clean, WAKE_LIMIT).await;
     met.map_err(|error| chain(&error))?;
-    let who = crate::sandbox::body::identity_owed(ground, record, slot);
-    let who = who.map_err(|error| error.to_string())?;
+    let who = identity_owed(ground, record, body).map_err(|error| error.to_string())?;
     let params = WakeParams { fork: true, identity: who };
-    let ipv6 = crate::sandbox::body::ipv6_owed(ground, record, slot);
+    let ipv6 = ipv6_owed(ground, record, body);
     let woke = body.link.wake_with(params, ipv6, Vec::new(), WAKE_LIMIT).await;
-    woke.map_err(|error| chain(&error))?;
+    let woke = woke.map_err(|error| chain(&error))?;
+    // Names it gets when it is claimed; its addresses stay its own.
+    body.network_told = true;
     crate::exec::run_to_end(&body.link, "true", WARM_UP_LIMIT)
         .await
         .map_err(|error| chain(&error))?;
@@ -405,7 +408,11 @@ async fn ready(
     machine.stop_process().await.map_err(|error| chain(&error))?;
     drop(turn);
     let fingerprint = machine.fingerprint().clone();
-    let noted = record.change(|manifest| manifest.machine = Some(fingerprint)).await;
+    let noted = record.change(|manifest| {
+        manifest.machine = Some(fingerprint);
+        note_told(manifest, Some(Told::WithNetwork), ipv6, &woke);
+    });
+    let noted = noted.await;
     noted.map_err(|error| chain(&error))?;
     Ok((Moment::now(), used.cpu_usec))
 }
@@ -416,9 +423,10 @@ pub(crate) async fn found(
     manifest: impl FnOnce(u32) -> Manifest,
 ) -> Result<(Body, Record), vmm::files::FileError> {
     let Claimed { id, mut body, record, stopped_at, cpu_usec } = claimed;
-    let machine = record.with(|unmade| unmade.machine.clone());
+    let (machine, ipv6) = record.with(|unmade| (unmade.machine.clone(), unmade.ipv6));
     let wanted = Manifest {
         machine,
+        ipv6,
         state: State::SleepingInMemory { slept_at: stopped_at, timer_due: None },
         used: Used { cpu_seen_usec: Some(cpu_usec), ..Used::default() },
         ..manifest(body.slot.number())

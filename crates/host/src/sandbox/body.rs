@@ -36,12 +36,22 @@ pub(crate) struct Body {
     /// Its end of the network. `None` only before the first start and after the end.
     pub(crate) port: Option<Port>,
     pub(crate) link: GuestLink,
+    /// The guest of a ready copy knows its addresses already, though not yet who it is.
+    pub(crate) network_told: bool,
 }
 
 impl Body {
     /// A body without a machine.
     pub(crate) fn new(files: Files, slot: Slot) -> Result<Self, LinkError> {
-        Ok(Self { files, slot, machine: None, seat: None, port: None, link: GuestLink::random()? })
+        Ok(Self {
+            files,
+            slot,
+            machine: None,
+            seat: None,
+            port: None,
+            link: GuestLink::random()?,
+            network_told: false,
+        })
     }
 
     /// Makes the tap where there is none, or none any more.
@@ -161,7 +171,7 @@ pub(crate) fn machine_spec(
 pub(crate) fn identity_owed(
     ground: &Ground,
     record: &Record,
-    slot: u32,
+    body: &Body,
 ) -> Result<Option<crate::guest::Identity>, getrandom::Error> {
     let (owed, name) = record.with(|manifest| (manifest.needs_identity, manifest.name.clone()));
     if !owed {
@@ -169,28 +179,26 @@ pub(crate) fn identity_owed(
     }
     let mut machine_id = [0; 16];
     getrandom::fill(&mut machine_id)?;
-    let subnet = ground.subnet;
-    Ok(Some(crate::guest::Identity {
-        hostname: name,
-        machine_id,
-        network: Some(crate::guest::Network {
-            mac: subnet.mac(slot),
-            address: subnet.address(slot).octets(),
-            gateway: subnet.gateway().octets(),
-            gateway_mac: GATEWAY_MAC,
-            nameservers: vec![subnet.gateway().octets()],
-        }),
-    }))
+    let (subnet, slot) = (ground.subnet, body.slot.number());
+    let network = (!body.network_told).then(|| crate::guest::Network {
+        mac: subnet.mac(slot),
+        address: subnet.address(slot).octets(),
+        gateway: subnet.gateway().octets(),
+        gateway_mac: GATEWAY_MAC,
+        nameservers: vec![subnet.gateway().octets()],
+    });
+    Ok(Some(crate::guest::Identity { hostname: name, machine_id, network }))
 }
 
 /// The IPv6 address that a guest is still to be told: it knows none, another, or loses it with a new identity.
 pub(crate) fn ipv6_owed(
     ground: &Ground,
     record: &Record,
-    slot: u32,
+    body: &Body,
 ) -> Option<crate::guest::Ipv6Network> {
     let (anew, told) = record.with(|manifest| (manifest.needs_identity, manifest.ipv6));
-    let address = ground.subnet.ipv6(slot)?;
+    let anew = anew && !body.network_told;
+    let address = ground.subnet.ipv6(body.slot.number())?;
     let gateway = ground.subnet.gateway_ipv6()?;
     (anew || told != Some(address)).then(|| crate::guest::Ipv6Network {
         address: address.octets(),
@@ -212,19 +220,36 @@ pub(crate) fn mounts_owed(record: &Record) -> Vec<crate::guest::Mount> {
     })
 }
 
+/// What a guest was told of who it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Told {
+    /// Names and addresses; all earlier addresses are gone.
+    WithNetwork,
+    /// Names alone.
+    NamesAlone,
+}
+
+impl Told {
+    pub(crate) fn of(identity: &crate::guest::Identity) -> Self {
+        if identity.network.is_some() { Self::WithNetwork } else { Self::NamesAlone }
+    }
+}
+
 /// Notes what a guest was told: who it is, and the address that it has taken.
 pub(crate) fn note_told(
     manifest: &mut crate::manifest::Manifest,
-    identity: bool,
+    identity: Option<Told>,
     ipv6: Option<crate::guest::Ipv6Network>,
     woke: &crate::guest::Woke,
 ) {
     let taken = woke.steps.iter().any(|report| {
         report.step == crate::guest::Step::Ipv6 && report.outcome == crate::guest::StepOutcome::Done
     });
-    if identity {
+    if let Some(told) = identity {
         manifest.needs_identity = false;
-        manifest.ipv6 = None;
+        if told == Told::WithNetwork {
+            manifest.ipv6 = None;
+        }
     }
     if let Some(ipv6) = ipv6.filter(|_| taken) {
         manifest.ipv6 = Some(ipv6.address.into());

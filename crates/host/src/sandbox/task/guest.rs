@@ -6,7 +6,7 @@ use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
-use crate::sandbox::body::{identity_owed, ipv6_owed, mounts_owed, note_told};
+use crate::sandbox::body::{Told, identity_owed, ipv6_owed, mounts_owed, note_told};
 use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain};
 use crate::sandbox::{Message, story};
 
@@ -14,16 +14,14 @@ impl Task {
     /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
     pub(super) fn reattach(&mut self) {
         self.reattach_at = Some(Instant::now() + REATTACH_EVERY);
-        let Some(machine) = self.body.as_ref().and_then(|body| body.machine.as_ref()) else {
-            return;
-        };
+        let Some(body) = &self.body else { return };
+        let Some(machine) = &body.machine else { return };
         if machine.exit_watch().exited_yet().is_some() {
             return;
         }
         let socket = machine.guest_stream();
-        let slot = self.body.as_ref().map_or(0, |body| body.slot.number());
-        let who = identity_owed(&self.ground, &self.record, slot);
-        let ipv6 = ipv6_owed(&self.ground, &self.record, slot);
+        let who = identity_owed(&self.ground, &self.record, body);
+        let ipv6 = ipv6_owed(&self.ground, &self.record, body);
         let mounts = mounts_owed(&self.record);
         let limit = if mounts.is_empty() { REATTACH_LIMIT } else { MOUNT_LIMIT };
         let (link, messages, record) =
@@ -35,13 +33,13 @@ impl Task {
                 link.attach(socket, Continuity::Unknown, REATTACH_LIMIT)
                     .await
                     .map_err(|error| chain(&error))?;
-                let owed = who.is_some();
-                let params = WakeParams { fork: owed, identity: who };
+                let told = who.as_ref().map(Told::of);
+                let params = WakeParams { fork: told.is_some(), identity: who };
                 let woke = link.wake_with(params, ipv6, mounts, limit).await;
                 let woke = woke.map_err(|error| chain(&error))?;
-                if owed || ipv6.is_some() {
-                    let told = record.change(|manifest| note_told(manifest, owed, ipv6, &woke));
-                    told.await.map_err(|error| chain(&error))?;
+                if told.is_some() || ipv6.is_some() {
+                    let noted = record.change(|manifest| note_told(manifest, told, ipv6, &woke));
+                    noted.await.map_err(|error| chain(&error))?;
                 }
                 Ok(())
             };

@@ -17,7 +17,7 @@ use crate::guest::{
 };
 use crate::manifest::{DriveKind, Manifest, Saved, State};
 use crate::sandbox::body::{
-    Shape, drive_images, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
+    Shape, Told, drive_images, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
 };
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
 
@@ -43,6 +43,7 @@ impl Worker {
                     }
                     self.body.link =
                         crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
+                    self.body.network_told = false;
                     let undone = self.record.change(|manifest| manifest.state = State::Creating);
                     undone.await.map_err(|error| fail(&error))?;
                     copy = true;
@@ -272,6 +273,7 @@ impl Worker {
         self.remove_old_copies(&manifest);
         for attempt in 1..=BOOT_TRIES {
             self.body.link = crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
+            self.body.network_told = false;
             let machine = Machine::boot(&ground.qemu, &spec, &boot_image(&ground, &image)).await;
             self.body.machine = Some(machine.map_err(|error| fail(&error))?);
             self.phases.mark("spawn");
@@ -351,10 +353,10 @@ impl Worker {
 
     /// Clock, entropy, identity, then the guest's programs; from then on it is another life.
     async fn go_on(&mut self) -> Result<Report, Failed> {
-        let who = identity_owed(&self.ground, &self.record, self.body.slot.number());
+        let who = identity_owed(&self.ground, &self.record, &self.body);
         let who = who.map_err(|error| failed(FailureCode::AgentSilent, Left::Awake, &error))?;
-        let needs_identity = who.is_some();
-        let ipv6 = ipv6_owed(&self.ground, &self.record, self.body.slot.number());
+        let told = who.as_ref().map(Told::of);
+        let ipv6 = ipv6_owed(&self.ground, &self.record, &self.body);
         let mounts = mounts_owed(&self.record);
         let (limit, has_drives) =
             if mounts.is_empty() { (WAKE_LIMIT, false) } else { (MOUNT_LIMIT, true) };
@@ -373,13 +375,12 @@ impl Worker {
                 tracing::warn!(sandbox = %self.id, step = ?step.step, why, "a step of the wake failed");
             }
         }
-        if needs_identity || ipv6.is_some() {
+        if told.is_some() || ipv6.is_some() {
             let record = self.record.clone();
             let id = self.id.clone();
             // Not awaited: told twice it is the same identity.
             tokio::spawn(async move {
-                let noted =
-                    record.change(|manifest| note_told(manifest, needs_identity, ipv6, &woke));
+                let noted = record.change(|manifest| note_told(manifest, told, ipv6, &woke));
                 if let Err(error) = noted.await {
                     tracing::warn!(sandbox = %id, error = chain(&error), "identity not noted");
                 }
