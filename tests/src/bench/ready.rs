@@ -30,7 +30,8 @@ fn measure(stage: &mut Stage<'_>) -> Vec<Figure> {
     // From then on copies of this size are kept ready too.
     create(stage, "first");
     stage.api.delete("first");
-    let (mut ours, mut hand, mut parts) = (Series::default(), Series::default(), Parts::default());
+    let (mut ours, mut hand) = (Series::default(), Series::default());
+    let (mut parts, mut parts_hand) = (Parts::default(), Parts::default());
     for round in 0..stage.rounds {
         until("a copy lies ready", || stage.api.text("/metrics").contains(READY).then_some(()));
         let name = format!("ready{round}");
@@ -39,10 +40,11 @@ fn measure(stage: &mut Stage<'_>) -> Vec<Figure> {
             create(stage, &name);
             let made = Instant::now();
             stage.api.exec_true(&name);
-            ours.add(begun.elapsed());
+            let (took, command) = (begun.elapsed(), made.elapsed());
+            ours.add(took);
             let phases = stage.api.phases(&name, "running");
             assert!(phases.iter().any(|(phase, _)| phase == "continue"), "claimed: {phases:?}");
-            parts.add(begun.elapsed(), &phases, made.elapsed());
+            parts.add(took, &phases, command);
         };
         let mut by_hand = |stage: &mut Stage<'_>| {
             let mut clone = stage.plain.copy(stage.lab.scratch().join("clone"));
@@ -52,7 +54,9 @@ fn measure(stage: &mut Stage<'_>) -> Vec<Figure> {
             let begun = Instant::now();
             clone.go_on();
             Bare::open(&stage.plain.address).order(b't');
-            hand.add(begun.elapsed());
+            let took = begun.elapsed();
+            hand.add(took);
+            parts_hand.add(took, &[], took);
             clone.remove();
         };
         if round.is_multiple_of(2) {
@@ -67,7 +71,7 @@ fn measure(stage: &mut Stage<'_>) -> Vec<Figure> {
     let what = "create to the first command's result, where a copy lies ready";
     let figure = Figure::ratio(what, &ours, &hand, 1.5);
     let promise = "≤ 1.5 × SIGCONT by hand and the same command".to_owned();
-    vec![Figure { promise, ..figure.with_parts(parts, Parts::default()) }]
+    vec![Figure { promise, ..figure.with_parts(parts, parts_hand) }]
 }
 
 fn create(stage: &Stage<'_>, name: &str) -> Value {
