@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! <store>/<id>/owner/<epoch>              whose it is: the highest decides. Put once, never changed
-//! <store>/<id>/<epoch>/chunks/<sha256>    64 KiB of memory, disk or device state, packed
+//! <store>/<id>/<epoch>/chunks/<sha256>    32 KiB of memory, disk or device state, packed
 //! <store>/<id>/<epoch>/lists/<number>     a checkpoint: which chunks make up what, and what the sandbox is
 //! <store>/<id>/<epoch>/latest             the newest complete one; replaced when all of it is there
 //! ```
@@ -38,7 +38,7 @@ use crate::manifest::{Manifest, Saved};
 use crate::settings::Files;
 
 /// The format this build writes and reads.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The parts of every sandbox in a checkpoint, by the names of their files. Its drives come after them.
 const PARTS: [&str; 3] = ["memory", "disk.qcow2", "state"];

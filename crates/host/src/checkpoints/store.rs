@@ -20,7 +20,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Operations of all sandboxes at a time: each holds a piece in memory and, in a folder, a thread.
 const OPERATIONS_MAX: usize = 16;
 
-/// Largest object that is read, bytes: the list of a checkpoint of the largest sandbox (16 GiB in pieces of 64 KiB) takes less.
+/// Largest object that is read, bytes: the list of a checkpoint of the largest sandbox (16 GiB in pieces of 32 KiB) takes less.
 const OBJECT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
 /// What marks a folder as a store.

@@ -15,7 +15,7 @@ use super::sparse::Extents;
 
 /// Bytes that are told as one piece that has changed. Larger pieces pack better and need fewer names, smaller ones carry less
 /// along that has not changed.
-pub const PIECE: usize = 64 * 1024;
+pub const PIECE: usize = 32 * 1024;
 
 /// Bytes that are compared and written as one: a page of the guest's memory.
 const PAGE: usize = 4096;
