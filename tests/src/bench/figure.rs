@@ -157,8 +157,8 @@ const QEMU: [&str; 12] = [
     "spawn", "ready", "load", "restore", "cont", "pause", "save", "stop", "continue", "quit",
     "end", "start",
 ];
-const AGENT: [&str; 5] = ["attach", "guest", "back", "boot", "sample"];
-const FILES: [&str; 6] = ["prepare", "copy", "template", "sync", "publish", "remove"];
+const AGENT: [&str; 6] = ["attach", "flush", "guest", "back", "boot", "sample"];
+const FILES: [&str; 7] = ["prepare", "early", "copy", "template", "sync", "publish", "remove"];
 
 impl Parts {
     /// Adds one round: its whole time, the phases that the timeline tells of it, and the guest's work on the request.

@@ -96,7 +96,9 @@ impl Ticks {
     pub(crate) fn begin(address: &str) -> Self {
         let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
         socket.set_read_timeout(Some(LISTEN_FOR)).expect("time-out set");
-        socket.send_to(&TICKS.to_le_bytes(), (address, BARE_PORT)).expect("ticks asked for");
+        // Connected: a fork of the guest ticks on as well, from an address of its own.
+        socket.connect((address, BARE_PORT)).expect("a peer");
+        socket.send(&TICKS.to_le_bytes()).expect("ticks asked for");
         let (enough, count) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (stop, counted) = (Arc::clone(&enough), Arc::clone(&count));
         let listener = std::thread::spawn(move || {

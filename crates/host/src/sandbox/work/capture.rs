@@ -6,10 +6,8 @@ use lifecycle::{CaptureOf, FailureCode, Left, Report};
 
 use super::settle::lost;
 use super::{CaptureTo, Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
-use crate::clock::Moment;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
-use crate::sandbox::body::drive_images;
 use crate::settings::Files;
 
 impl Worker {
@@ -52,51 +50,31 @@ impl Worker {
         Ok(())
     }
 
+    /// Most is copied while the guest runs; while it stands, what has changed meanwhile.
     async fn capture_awake(&mut self, to: &Files) -> Result<(), Failed> {
-        let options = QuiesceOptions { sync: true, drop_caches: false };
-        let still = self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await;
-        self.phases.mark("guest");
-        let copied = match still {
-            Ok(_) => self.copy_paused(to).await,
-            Err(error) => Err(failed(FailureCode::CaptureFailed, Left::Awake, &error)),
-        };
-        let params = WakeParams { identity: None, fork: false };
-        if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
-            error.log(&self.id, "a copy");
-        }
-        self.phases.mark("back");
-        copied
-    }
-
-    /// Pauses, saves the devices, copies, and lets the guest go on.
-    async fn copy_paused(&mut self, to: &Files) -> Result<(), Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };
-        let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
-        machine.pause().await.map_err(|error| fail(&error))?;
-        self.phases.mark("pause");
-        let slept_at = Moment::now();
-        let saved = machine.save_state(&to.state()).await;
-        self.phases.mark("save");
-        let copied = match &saved {
-            Ok(_) => {
-                let drives = self
-                    .record
-                    .with(|manifest| drive_images(&self.ground, manifest, &self.body.files));
-                let copied = copy_memory_and_disks(&self.body.files, to, drives).await;
-                copied.map_err(|error| fail(&error))
-            }
-            Err(error) => Err(fail(error)),
+        let flushed = self.flush(true).await;
+        self.phases.mark("flush");
+        let copied = copy_memory_and_disks(&self.body.files, to, self.drive_images()).await;
+        copied.map_err(|error| fail(&error))?;
+        self.phases.mark("early");
+        // Its drives are to be whole without their memory, which takes a word of its own.
+        let sync = !flushed || self.has_drives();
+        let options = QuiesceOptions { sync, drop_caches: false };
+        let still = self.unless_superseded(self.body.link.quiesce(options, QUIESCE_LIMIT)).await;
+        self.phases.mark("guest");
+        let copied = match still {
+            Ok(_) => self.compare_paused(to).await,
+            Err(error) => Err(fail(&error)),
         };
-        self.phases.mark("copy");
-        machine.cont().await.map_err(|error| lost(&chain(&error)))?;
-        self.phases.mark("cont");
-        copied?;
-        let saved = saved.map_err(|error| fail(&error))?;
-        let guest_version = self.body.link.hello().map(|hello| hello.agent).unwrap_or_default();
-        let machine = machine.fingerprint().clone();
-        let saved = Saved { slept_at, timer_due: None, state: saved.mark, machine, guest_version };
+        let params = WakeParams { identity: None, fork: false };
+        if let Err(error) = self.unless_superseded(self.body.link.wake(params, WAKE_LIMIT)).await {
+            tracing::error!(sandbox = %self.id, error = chain(&error), "guest does not go on after a copy");
+        }
+        self.phases.mark("back");
+        let (saved, _) = copied?;
         note_capture(to, &saved).map_err(|error| fail(&error))
     }
 }

@@ -89,7 +89,10 @@ impl Worker {
     }
 
     /// Pauses, saves the devices, compares and copies, and lets the machine go on.
-    async fn compare_paused(&mut self, shadow: &Files) -> Result<(Saved, Vec<Compared>), Failed> {
+    pub(super) async fn compare_paused(
+        &mut self,
+        shadow: &Files,
+    ) -> Result<(Saved, Vec<Compared>), Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };

@@ -276,7 +276,7 @@ impl Worker {
 
     /// Has the guest write to its disk, in both tiers: a machine that is lost asleep, or restarted, boots from what was written.
     /// Whether it did.
-    async fn flush(&self, room: bool) -> bool {
+    pub(super) async fn flush(&self, room: bool) -> bool {
         if !room {
             return false;
         }
@@ -319,7 +319,7 @@ impl Worker {
         due
     }
 
-    fn has_drives(&self) -> bool {
+    pub(super) fn has_drives(&self) -> bool {
         self.record.with(|manifest| !manifest.drives.is_empty())
     }
 
