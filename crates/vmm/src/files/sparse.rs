@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, SeekFrom, copy_file_range, fallocate, ioctl_ficlone, seek};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ioctl_ficlone, seek};
 use rustix::io::Errno;
 
 use super::FileError;
@@ -21,36 +21,66 @@ pub struct Copied {
 
 /// Bytes that zeros are looked for in at once, and least size of a hole that is dug: the page size of all file systems in question.
 const BLOCK: usize = 4096;
-/// Bytes read at once when digging.
+/// Bytes written at once when copying. With 4 KiB what follows is a little faster still, but the copy takes three times as long
+/// as at once; with this half as long again.
+const WRITTEN_AT_ONCE: usize = 16 * 1024;
+/// Bytes read at once.
 const CHUNK: usize = 1024 * 1024;
 
 /// Copies a file, holes staying holes. The target must not exist. Shares the blocks where the file system can. Blocking.
 pub fn copy_sparse(from: &Path, to: &Path) -> Result<Copied, FileError> {
-    let source = File::open(from).map_err(|error| FileError::new("open", from, error))?;
-    let target = File::create_new(to).map_err(|error| FileError::new("create", to, error))?;
-    match ioctl_ficlone(&target, &source) {
-        Ok(()) => return Ok(Copied { bytes: 0, shared: true }),
-        // Another file system, or one without reflinks.
-        Err(
-            Errno::OPNOTSUPP
-            | Errno::XDEV
-            | Errno::INVAL
-            | Errno::NOTTY
-            | Errno::NOSYS
-            | Errno::PERM,
-        ) => {}
-        Err(errno) => return Err(FileError::new("share blocks with", to, errno)),
+    Copying::begin(from, to)?.finish()
+}
+
+/// A copy that has been begun: the target is there, and has its length.
+#[derive(Debug)]
+pub struct Copying {
+    source: File,
+    target: File,
+    from: PathBuf,
+    to: PathBuf,
+    shared: bool,
+}
+
+impl Copying {
+    /// Makes the target, which must not exist, as long as the source. Where the file system shares blocks nothing is left to do.
+    pub fn begin(from: &Path, to: &Path) -> Result<Self, FileError> {
+        let source = File::open(from).map_err(|error| FileError::new("open", from, error))?;
+        let target = File::create_new(to).map_err(|error| FileError::new("create", to, error))?;
+        let shared = match ioctl_ficlone(&target, &source) {
+            Ok(()) => true,
+            // Another file system, or one without reflinks.
+            Err(
+                Errno::OPNOTSUPP
+                | Errno::XDEV
+                | Errno::INVAL
+                | Errno::NOTTY
+                | Errno::NOSYS
+                | Errno::PERM,
+            ) => false,
+            Err(errno) => return Err(FileError::new("share blocks with", to, errno)),
+        };
+        let length = source.metadata().map_err(|error| FileError::new("look at", from, error))?;
+        target.set_len(length.len()).map_err(|error| FileError::new("set size of", to, error))?;
+        Ok(Self { source, target, from: from.to_owned(), to: to.to_owned(), shared })
     }
-    let length = source.metadata().map_err(|error| FileError::new("look at", from, error))?.len();
-    target.set_len(length).map_err(|error| FileError::new("set size of", to, error))?;
-    let mut bytes = 0;
-    for extent in Extents::new(&source) {
-        let (start, end) = extent.map_err(|error| FileError::new("find data in", from, error))?;
-        copy_extent(&source, &target, start, end)
-            .map_err(|error| FileError::new("copy to", to, error))?;
-        bytes += end - start;
+
+    /// Copies the content. Blocking.
+    pub fn finish(self) -> Result<Copied, FileError> {
+        let Self { source, target, from, to, shared } = self;
+        if shared {
+            return Ok(Copied { bytes: 0, shared });
+        }
+        let mut bytes = 0;
+        for extent in Extents::new(&source) {
+            let (start, end) =
+                extent.map_err(|error| FileError::new("find data in", &from, error))?;
+            copy_extent(&source, &target, start, end)
+                .map_err(|error| FileError::new("copy to", &to, error))?;
+            bytes += end - start;
+        }
+        Ok(Copied { bytes, shared })
     }
-    Ok(Copied { bytes, shared: false })
 }
 
 /// Bytes of disk that a file takes, as opposed to its length.
@@ -86,30 +116,18 @@ pub fn dig_holes(path: &Path) -> Result<u64, FileError> {
     Ok(freed)
 }
 
+/// In small pieces, so that the kernel keeps the target's pages in small pieces too: a guest that then writes to one has the
+/// host write no more than that piece to its disk. Copied at once (`copy_file_range`), pieces grow up to 2 MiB; a guest that
+/// had changed 300 pages since it woke had 3,000 written when it slept, which took twice as long.
 fn copy_extent(source: &File, target: &File, start: u64, end: u64) -> io::Result<()> {
-    let (mut read_at, mut write_at) = (start, start);
-    while read_at < end {
-        let length = usize::try_from(end - read_at).unwrap_or(usize::MAX).min(1 << 30);
-        match copy_file_range(source, Some(&mut read_at), target, Some(&mut write_at), length) {
-            // The source ended early: it was cut while we copied.
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(Errno::XDEV | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOSYS) => {
-                return copy_by_hand(source, target, read_at, end);
-            }
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(())
-}
-
-fn copy_by_hand(source: &File, target: &File, start: u64, end: u64) -> io::Result<()> {
     let mut chunk = vec![0; CHUNK];
     let mut at = start;
     while at < end {
         let length = usize::try_from(end - at).map_or(CHUNK, |rest| rest.min(CHUNK));
         source.read_exact_at(&mut chunk[..length], at)?;
-        target.write_all_at(&chunk[..length], at)?;
+        for (number, piece) in chunk[..length].chunks(WRITTEN_AT_ONCE).enumerate() {
+            target.write_all_at(piece, at + (number * WRITTEN_AT_ONCE) as u64)?;
+        }
         at += length as u64;
     }
     Ok(())

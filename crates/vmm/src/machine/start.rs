@@ -142,6 +142,20 @@ impl Machine {
         saved: &Fingerprint,
         slept: Duration,
     ) -> Result<Self, StartError> {
+        Self::restore_when(qemu, spec, state, mark, saved, slept, std::future::ready(Ok(()))).await
+    }
+
+    /// As [`restore`](Self::restore), of a memory file that has its length and gets its content meanwhile: QEMU is started beside
+    /// that, and loads the state when `memory` says that all is there.
+    pub async fn restore_when(
+        qemu: &Qemu,
+        spec: &MachineSpec,
+        state: &Path,
+        mark: &StateMark,
+        saved: &Fingerprint,
+        slept: Duration,
+        memory: impl Future<Output = Result<(), FileError>>,
+    ) -> Result<Self, StartError> {
         spec.validate()?;
         saved.compatible(&qemu.fingerprint(spec))?;
         let since = Instant::now();
@@ -163,6 +177,11 @@ impl Machine {
         let (mut machine, ()) = machine.or_end(agreed, spec).await?;
         machine.started.ready = machine.started.rest_of(since);
 
+        if let Err(error) = memory.await {
+            // What QEMU has to say is not why.
+            let _log = machine.end_and_tell(spec).await;
+            return Err(error.into());
+        }
         let by = ClockAdvance { slept, guest_tsc_khz: saved.tsc_khz };
         let loaded = machine.load(bytes, by, since).await;
         let (mut machine, loaded) = machine.or_end(loaded, spec).await?;

@@ -108,6 +108,19 @@ pub(crate) async fn copy_parts(
     copy(pairs).await
 }
 
+/// A memory whose content is still being copied.
+pub(super) type MemoryToCome = tokio::task::JoinHandle<Result<(), vmm::files::FileError>>;
+
+/// As [`copy_parts`], without drives, but answers when all is there save the memory's content, which takes longest.
+pub(super) async fn begin_copy_parts(
+    from: &Files,
+    to: &Files,
+) -> Result<MemoryToCome, vmm::files::FileError> {
+    copy(vec![(from.state(), to.state()), (from.disk(), to.disk())]).await?;
+    let memory = vmm::files::Copying::begin(&from.memory(), &to.memory())?;
+    Ok(tokio::task::spawn_blocking(move || memory.finish().map(drop)))
+}
+
 async fn copy_memory_and_disks(
     from: &Files,
     to: &Files,

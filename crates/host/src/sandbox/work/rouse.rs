@@ -7,6 +7,7 @@ use lifecycle::{FailureCode, Left, Report, Tier};
 use vmm::Machine;
 use vmm::machine::StartError;
 
+use super::capture::MemoryToCome;
 use super::settle::lost;
 use super::{Failed, MOUNT_LIMIT, QUIESCE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
@@ -64,27 +65,34 @@ impl Worker {
             let template = templates.get(&self.ground, &image, cpus, memory_mib, drives).await;
             let template = template.map_err(|error| fail(&error))?;
             self.phases.mark("template");
-            super::capture::copy_parts(&template.files, &self.body.files, Vec::new())
-                .await
-                .map_err(|error| fail(&error))?;
+            let copied = super::capture::begin_copy_parts(&template.files, &self.body.files).await;
+            let memory = copied.map_err(|error| fail(&error))?;
             fault::point("create_copied");
             let about = template.about.clone();
-            let published = self.record.change(|manifest| {
+            let noted = self.record.change(|manifest| {
                 manifest.needs_identity = true;
                 // What was used before it was a sandbox is not its own; all from then on is, also before the first sample.
                 manifest.used.cpu_seen_usec = about.cpu_usec;
-                manifest.state = State::SleepingOnDisk(Saved {
-                    slept_at: about.saved_at,
-                    timer_due: None,
-                    state: about.state,
-                    machine: about.machine,
-                    guest_version: about.guest_version,
-                });
             });
-            published.await.map_err(|error| fail(&error))?;
+            noted.await.map_err(|error| fail(&error))?;
             self.phases.mark("copy");
+            let saved = Saved {
+                slept_at: about.saved_at,
+                timer_due: None,
+                state: about.state,
+                machine: about.machine,
+                guest_version: about.guest_version,
+            };
+            // Until it runs it is being created: a daemon that dies leaves nothing of it.
+            let first = self.go_on_from(saved, Some(memory)).await;
+            return self.first_start(first).await;
         }
-        match self.wake(Tier::Disk).await {
+        let first = self.wake(Tier::Disk).await;
+        self.first_start(first).await
+    }
+
+    async fn first_start(&mut self, first: Result<Report, Failed>) -> Result<Report, Failed> {
+        match first {
             Err(failed) => {
                 self.end_quietly("its first start failed").await;
                 Err(Failed { left: Left::Lost, ..failed })
@@ -146,13 +154,23 @@ impl Worker {
     }
 
     async fn wake_from_disk(&mut self) -> Result<Report, Failed> {
+        let State::SleepingOnDisk(saved) = self.record.with(|manifest| manifest.state.clone())
+        else {
+            return Err(lost("there is no saved memory"));
+        };
+        self.go_on_from(saved, None).await
+    }
+
+    /// From a saved state, whose memory may still be on its way.
+    async fn go_on_from(
+        &mut self,
+        saved: Saved,
+        memory: Option<MemoryToCome>,
+    ) -> Result<Report, Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::WakeFailed, Left::Asleep, error)
         };
         let before = self.record.get();
-        let State::SleepingOnDisk(saved) = before.state.clone() else {
-            return Err(lost("there is no saved memory"));
-        };
         self.check_room(FREE_BYTES_TO_WAKE, Left::Asleep)?;
         let image =
             self.ground.image_by_digest(&before.image_digest).map_err(|error| fail(&error))?;
@@ -173,10 +191,26 @@ impl Worker {
         self.phases.mark("turn");
         let state = self.body.files.state();
         let slept = saved.slept_at.elapsed();
+        let memory = async {
+            match memory {
+                // The task panics or is cancelled only when the daemon goes down.
+                Some(copied) => {
+                    copied.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()))
+                }
+                None => Ok(()),
+            }
+        };
         fault::point("restoring");
-        let restored =
-            Machine::restore(&ground.qemu, &spec, &state, &saved.state, &saved.machine, slept)
-                .await;
+        let restored = Machine::restore_when(
+            &ground.qemu,
+            &spec,
+            &state,
+            &saved.state,
+            &saved.machine,
+            slept,
+            memory,
+        )
+        .await;
         let mut machine = match restored {
             Ok(machine) => machine,
             Err(error) if is_damage(&error) => {
