@@ -14,6 +14,7 @@ pub mod lab;
 pub mod net;
 pub mod proc;
 pub mod pty;
+pub mod s3;
 pub mod wait;
 pub mod witness;
 

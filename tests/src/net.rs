@@ -66,10 +66,16 @@ impl Answer {
 
 /// Asks once with a fresh connection and no retries.
 pub fn http(server: SocketAddr, host: &str, path: &str) -> std::io::Result<Answer> {
+    ask(server, "GET", host, path)
+}
+
+/// As [`http`] with another method, and nothing in the request.
+pub fn ask(server: SocketAddr, method: &str, host: &str, path: &str) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(server)?;
     stream.set_read_timeout(Some(WAIT_MAX))?;
     stream.write_all(
-        format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").as_bytes(),
+        format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+            .as_bytes(),
     )?;
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes)?;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use e2e::lab::Lab;
+use e2e::s3::S3;
 use e2e::{isolated, proc, test_name, until};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -52,10 +53,14 @@ fn use_store(lab: &mut Lab, store: &std::path::Path) {
 
 /// Another host: its own data folder, addresses and port, the same store.
 fn another_host(store: &std::path::Path) -> Lab {
+    another_host_with(|other| use_store(other, store))
+}
+
+fn another_host_with(use_store: impl FnOnce(&mut Lab)) -> Lab {
     let mut other = Lab::new("otherhost");
     "127.0.0.1:8421".clone_into(&mut other.listen);
     other.daemon_env.push(("DORMOUSE_SUBNET".to_owned(), "10.214.0.0".to_owned()));
-    use_store(&mut other, store);
+    use_store(&mut other);
     other.start();
     other
 }
@@ -374,6 +379,104 @@ fn s19_a_store_that_fails_leaves_the_sandbox_running_and_is_told() {
         other.tear_down();
         // Else its folder cannot be removed.
         e2e::net::output("umount", &["-l", &store.to_string_lossy()]);
+    });
+}
+
+#[test]
+fn s18_a_sandbox_goes_on_at_another_host_through_a_bucket() {
+    isolated(test_name!(), |lab| {
+        let s3 = S3::start(lab);
+        lab.stop_daemon();
+        lab.daemon_env.extend(s3.settings());
+        lab.start();
+        counter(lab, "web", &["--checkpoint", "1"]);
+        lab.sh("web", "echo written > /work/file");
+        assert_eq!([ask(lab, "web"), ask(lab, "web")], [1, 2]);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        wait_checkpoints(lab, "web", 2);
+        assert_eq!(s3.objects(&format!("{id}/owner/")).len(), 1);
+        lose_host(lab, false);
+
+        let mut other = another_host_with(|other| other.daemon_env.extend(s3.settings()));
+        assert_eq!(other.json(&["checkpoints", "list"])[0]["id"], id.as_str());
+        other.ok(&["checkpoints", "restore", &id]);
+        let counted = ask(&other, "web");
+        assert_eq!(counted, 3, "goes on from the checkpoint");
+        assert_eq!(other.sh("web", "cat /work/file; hostname"), "written\nweb");
+        assert_eq!(other.events("web", "moved")[0]["data"]["with_processes"], true);
+
+        // There it is kept on, and what its first host left goes; that one learns that it is not its own any more.
+        wait_checkpoints(&other, "web", 1);
+        until("what the first host kept is removed", || {
+            s3.objects(&format!("{id}/00000001/")).is_empty().then_some(())
+        });
+        lab.start();
+        until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
+        assert_eq!(refused(lab, &["exec", "web", "--", "true"])["code"], "sandbox_moved");
+        assert_eq!(ask(&other, "web"), counted + 1);
+
+        // A deleted sandbox leaves whose it was, and nothing else.
+        other.ok(&["sandboxes", "delete", "web"]);
+        until("its checkpoint is gone", || {
+            other.json(&["checkpoints", "list"]).as_array().is_some_and(Vec::is_empty).then_some(())
+        });
+        until("and all of it", || {
+            s3.objects(&id).iter().all(|path| path.contains("/owner/")).then_some(())
+        });
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s19_a_bucket_that_goes_away_and_comes_back() {
+    isolated(test_name!(), |lab| {
+        let s3 = S3::start(lab);
+        lab.stop_daemon();
+        lab.daemon_env.extend(s3.settings());
+        lab.start();
+        counter(lab, "web", &["--checkpoint", "1"]);
+        let mut first = wait_checkpoints(lab, "web", 1);
+        let error = |lab: &Lab| lab.view("web")["checkpoint"]["error"].as_str().map(str::to_owned);
+        for (away, says) in
+            [(S3::goes_away as fn(&S3), "cannot be reached"), (S3::falls_silent, "does not answer")]
+        {
+            away(&s3);
+            let told = until("the error is told", || error(lab));
+            assert!(told.contains(says), "{told}");
+            ask(lab, "web");
+            let create = ["sandboxes", "create", "--name", "more", "--checkpoint", "on"];
+            let none = refused(lab, &create);
+            assert_eq!(
+                (&none["code"], &none["retryable"]),
+                (&Value::from("no_capacity"), &Value::from(true)),
+                "{none}"
+            );
+            s3.comes_back();
+            until("all is well again", || error(lab).is_none().then_some(()));
+            let last = until("and goes on", || last_at(lab, "web").filter(|last| *last > first));
+            first = last;
+        }
+        assert_eq!(lab.events("web", "checkpoint_failed").len(), 2);
+        assert_eq!(lab.events("web", "checkpoints_resumed").len(), 2);
+
+        // What could not be carried then was carried later: the newest one is whole.
+        lab.sh("web", "head -c 8000000 /dev/urandom > /dev/shm/noise");
+        let sum = lab.sh("web", "sha256sum < /dev/shm/noise");
+        wait_checkpoints(lab, "web", 2);
+        let id = lab.view("web")["id"].as_str().expect("an id").to_owned();
+        // A store that is away when its host starts is no reason not to start.
+        lose_host(lab, false);
+        s3.goes_away();
+        let mut other = another_host_with(|other| other.daemon_env.extend(s3.settings()));
+        let none = refused(&other, &["checkpoints", "restore", &id]);
+        assert_eq!(none["code"], "no_capacity", "{none}");
+        s3.comes_back();
+        other.ok(&["checkpoints", "restore", &id]);
+        assert_eq!(other.sh("web", "sha256sum < /dev/shm/noise"), sum);
+        lab.start();
+        until("it is put aside", || lab.data().join("moved").join(&id).exists().then_some(()));
+        other.ok(&["sandboxes", "delete", "web"]);
+        other.tear_down();
     });
 }
 

@@ -59,6 +59,11 @@ pub(crate) fn test_root() -> PathBuf {
     }
 }
 
+/// The S3 server of the tests: made once, kept between runs.
+pub(crate) fn s3_server() -> PathBuf {
+    target().join("s3-server")
+}
+
 /// Images for tests: made once, kept between runs.
 pub(crate) fn test_images() -> PathBuf {
     env::var_os("DORMOUSE_IMAGES").map_or_else(|| test_root().join("images"), PathBuf::from)

@@ -3,10 +3,12 @@
 //! Rust itself needs a linker, so a machine on which this program could be built has `cc` already; what may still be
 //! missing then is named here. Nothing is installed that is there, and nothing without having said so.
 
+use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Context, Failure, Result};
+use crate::layout;
 use crate::process::{self, find};
 
 /// Install the Debian packages that are missing, and nothing else.
@@ -34,6 +36,8 @@ enum Sign {
     Program(&'static str),
     /// A file.
     File(&'static str),
+    /// A module of Python.
+    Module(&'static str),
 }
 
 /// A Debian package that is needed.
@@ -76,15 +80,44 @@ const PACKAGES: [Package; 12] = [
 ];
 
 /// What the tests need besides.
-const TEST_PACKAGES: [Package; 4] = [
+const TEST_PACKAGES: [Package; 5] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
+    package("python3-venv", Sign::Module("ensurepip"), "installs the tests' S3 server"),
     package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];
 
+/// The S3 server of the tests, with all it needs, each in one version. Relative to the repository.
+const S3_SERVER: &str = "tests/s3-server.txt";
+
 /// Runs `cargo xtask setup`.
 pub(crate) fn run(options: &Options) -> Result<()> {
+    packages(options)?;
+    if options.tests { s3_server(options.dry_run) } else { Ok(()) }
+}
+
+/// Installs the S3 server from Python's package index below the target folder, unless this one is there.
+fn s3_server(dry_run: bool) -> Result<()> {
+    let wanted = layout::root().join(S3_SERVER);
+    let wanted_text = fs::read_to_string(&wanted).context(format!("read {}", wanted.display()))?;
+    let folder = layout::s3_server();
+    // Written last: what broke off is made anew.
+    let stamp = folder.join("installed.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted_text) {
+        return Ok(());
+    }
+    if dry_run {
+        return Err(Failure::new(format!("missing: the tests' S3 server ({S3_SERVER})")));
+    }
+    eprintln!("    the S3 server of the tests ({S3_SERVER}) goes to {}", folder.display());
+    process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
+    let quiet = ["install", "--quiet", "--disable-pip-version-check", "--requirement"];
+    process::run(Command::new(folder.join("bin/pip")).args(quiet).arg(&wanted))?;
+    fs::write(&stamp, wanted_text).context(format!("write {}", stamp.display()))
+}
+
+fn packages(options: &Options) -> Result<()> {
     let tests = if options.tests { TEST_PACKAGES.as_slice() } else { &[] };
     let wanted = || PACKAGES.iter().chain(tests);
     let missing: Vec<_> = wanted().filter(|package| !is_there(package.sign)).collect();
@@ -124,6 +157,12 @@ fn is_there(sign: Sign) -> bool {
     match sign {
         Sign::Program(name) => find(name).is_some(),
         Sign::File(path) => Path::new(path).is_file(),
+        Sign::Module(name) => find("python3").is_some_and(|python| {
+            let mut command = Command::new(python);
+            command.args(["-c", &format!("import {name}")]);
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            command.status().is_ok_and(|status| status.success())
+        }),
     }
 }
 

@@ -769,8 +769,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_POOL", value_name = "NUMBER", default_value_t = host::settings::POOL_DEFAULT,
         value_parser = pool_size)]
     pub(crate) pool: usize,
-    /// The object store in which checkpoints of sandboxes are kept, such as `file:///mnt/checkpoints`: a folder that is there,
-    /// empty at first, and that several hosts may share. Default: none, and no checkpoints.
+    /// The object store in which checkpoints of sandboxes are kept: `file:///mnt/checkpoints`, a folder, or `s3://bucket/folder`,
+    /// which is there, empty at first, and which several hosts may share. For S3 the endpoint, region and credentials are those
+    /// of the environment (AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY; AWS_ALLOW_HTTP=true for
+    /// `http://`). Default: none, and no checkpoints.
     #[arg(long, env = "DORMOUSE_STORE", value_name = "URL")]
     pub(crate) store: Option<String>,
     /// How long a server in a sandbox may be silent before it begins to answer a request through a link, seconds.

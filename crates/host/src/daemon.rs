@@ -14,7 +14,7 @@ use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
 
 use crate::budget::Budget;
-use crate::checkpoints::{self, Store, StoreUrlError};
+use crate::checkpoints::{self, Store, StoreError, StoreUrlError};
 use crate::drives::Drives;
 use crate::execs_kept;
 use crate::ground::{Ground, watch_disk};
@@ -93,6 +93,14 @@ pub enum StartError {
     /// The setting of the object store.
     #[error(transparent)]
     Store(#[from] StoreUrlError),
+    /// The store is there, and no good as one.
+    #[error("the store `{url}` cannot be used: {reason}")]
+    StoreUnfit {
+        /// Its address.
+        url: String,
+        /// What it does not do.
+        reason: String,
+    },
     /// The network.
     #[error("set up the guests' network")]
     Network(#[source] io::Error),
@@ -265,6 +273,10 @@ async fn open_store(settings: &Settings) -> Result<Option<Arc<Store>>, StartErro
     let store = Store::new(url)?;
     match store.found().await {
         Ok(()) => tracing::info!(url, "the store of checkpoints is there"),
+        // It will not be another one later.
+        Err(error @ StoreError::Unconditional) => {
+            return Err(StartError::StoreUnfit { url: url.clone(), reason: error.to_string() });
+        }
         Err(error) => tracing::error!(url, error = chain(&error), "no checkpoints for now"),
     }
     Ok(Some(Arc::new(store)))

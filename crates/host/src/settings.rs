@@ -51,7 +51,7 @@ pub struct Settings {
     pub memory_wait: Duration,
     /// How many clones of each kind of sandbox that is asked for are kept ready; 0: none, and each is copied when it is wanted.
     pub pool: usize,
-    /// The object store in which checkpoints are kept, `file:///…`; `None`: there are none.
+    /// The object store in which checkpoints are kept, `file:///…` or `s3://…`; `None`: there are none.
     pub store: Option<String>,
 }
 

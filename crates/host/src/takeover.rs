@@ -255,7 +255,11 @@ fn store_error(error: &StoreError) -> ApiError {
         ApiError::new(Code::NoCapacity, format!("checkpoints cannot be kept now: {text}"))
     };
     match error {
-        StoreError::Absent | StoreError::Silent | StoreError::Full => {
+        StoreError::Absent | StoreError::Silent | StoreError::Full | StoreError::Unconditional => {
+            none(&without_paths(&error.to_string()))
+        }
+        StoreError::Unreachable(_) | StoreError::Denied(_) => {
+            tracing::error!(error = chain(error), "the store of checkpoints");
             none(&without_paths(&error.to_string()))
         }
         StoreError::Missing | StoreError::Taken | StoreError::Failed(_) => {

@@ -20,6 +20,7 @@
 
 mod keeper;
 mod restore;
+mod s3;
 mod store;
 
 use std::path::PathBuf;
@@ -137,10 +138,14 @@ pub(crate) async fn claim(
     };
     let text = serde_json::to_vec(&owner).map_err(|error| StoreError::Failed(error.to_string()))?;
     match store.put_new(&owner_path(id, epoch), text).await {
-        Err(StoreError::Taken) => {
-            Err(StoreError::Lost("claimed by another host at this moment".to_owned()))
-        }
-        claimed => claimed,
+        Err(StoreError::Taken) => {}
+        claimed => return claimed,
+    }
+    // By another host at this moment, or by this one, whose first attempt came through without an answer: the record decides.
+    match self::owner(store, id).await? {
+        Some((newest, owner)) if newest == epoch && owner.host_id == host.id => Ok(()),
+        Some((_, owner)) => Err(StoreError::Lost(format!("{} since {}", owner.host, owner.since))),
+        None => Err(StoreError::Failed("the owner of the sandbox is being written".to_owned())),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The object store, as checkpoints need it: small objects, put whole, each operation with a limit.
 //!
-//! A store is a folder so far (`file:///…`); everything else here speaks to it as an object store. It is known by a mark, put
-//! there by the first daemon that uses it: a folder that was unmounted or removed must not be taken for an empty store.
+//! A store is a folder (`file:///…`) or a bucket ([`s3`](super::s3)). It is known by a mark, put there by the first daemon that
+//! uses it: a folder that was unmounted or removed must not be taken for an empty store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,6 +13,8 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload};
 use tokio::sync::{OnceCell, Semaphore, SemaphorePermit};
+
+use super::s3::Bucket;
 
 /// How long one operation may take. A store that answers no sooner counts as silent.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
@@ -26,12 +28,23 @@ const OBJECT_BYTES_MAX: u64 = 64 * 1024 * 1024;
 /// What marks a folder as a store.
 const MARK: &str = "dormouse-store.json";
 
+/// What stands in it.
+const MARK_TEXT: &[u8] = br#"{"format": 1}"#;
+
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Store {
-    folder: PathBuf,
+    place: Place,
     opened: OnceCell<Arc<dyn ObjectStore>>,
+    /// It has refused to overwrite what is put once.
+    conditional: OnceCell<()>,
     turns: Semaphore,
+}
+
+#[derive(Debug)]
+enum Place {
+    Folder(PathBuf),
+    Bucket,
 }
 
 /// Why the store did not do it.
@@ -41,6 +54,17 @@ pub(crate) enum StoreError {
     Absent,
     #[error("the store does not answer within {ANSWER_MAX:?}")]
     Silent,
+    /// No connection to it, or none that lasts.
+    #[error("the store cannot be reached: {0}")]
+    Unreachable(String),
+    #[error("the store refuses this host's credentials: {0}")]
+    Denied(String),
+    /// Two hosts could believe that a sandbox is theirs.
+    #[error(
+        "the store overwrites what is to be put only once (it does not keep to `If-None-Match: *`): \
+         it cannot say whose a sandbox is, and checkpoints cannot be kept there"
+    )]
+    Unconditional,
     #[error("the store is full")]
     Full,
     #[error("the store has no such object")]
@@ -60,35 +84,69 @@ pub(crate) enum StoreError {
 
 /// Why the setting is of no use.
 #[derive(Debug, thiserror::Error)]
-#[error("the store `{0}` cannot be used: it must be `file:///` and the full path of a folder")]
-pub struct StoreUrlError(String);
+pub enum StoreUrlError {
+    /// What the address is not.
+    #[error(
+        "the store `{0}` cannot be used: it must be `file:///` and the full path of a folder, or `s3://` and the name of a \
+         bucket (small letters, digits, `-`, `.`) with or without a `/folder` in it (letters, digits, `-`, `_`, `.`)"
+    )]
+    Address(String),
+    /// What is set for its client is of no use.
+    #[error("the store's settings in the environment cannot be used: {0}")]
+    Environment(String),
+}
 
 impl Store {
     /// By its address. Whether it is there shows when it is used.
     pub(crate) fn new(url: &str) -> Result<Self, StoreUrlError> {
-        let folder = url.strip_prefix("file://").filter(|path| path.starts_with('/'));
-        let folder = folder.ok_or_else(|| StoreUrlError(url.to_owned()))?;
-        Ok(Self {
-            folder: folder.into(),
-            opened: OnceCell::new(),
-            turns: Semaphore::new(OPERATIONS_MAX),
-        })
+        let wrong = || StoreUrlError::Address(url.to_owned());
+        let (place, opened) = if let Some(address) = url.strip_prefix("s3://") {
+            let bucket = Bucket::parse(address).ok_or_else(wrong)?;
+            (Place::Bucket, OnceCell::new_with(Some(bucket.open()?)))
+        } else {
+            let folder = url.strip_prefix("file://").filter(|path| path.starts_with('/'));
+            (Place::Folder(folder.ok_or_else(wrong)?.into()), OnceCell::new())
+        };
+        Ok(Self::at(place, opened))
     }
 
-    /// Marks an empty folder as a store; one that is marked stays as it is.
+    fn at(place: Place, opened: OnceCell<Arc<dyn ObjectStore>>) -> Self {
+        let turns = Semaphore::new(OPERATIONS_MAX);
+        Self { place, opened, conditional: OnceCell::new(), turns }
+    }
+
+    /// Marks an empty place as a store; one that is marked stays as it is. Then makes sure that it is fit to be one.
     pub(crate) async fn found(&self) -> Result<(), StoreError> {
         match self.is_there().await {
-            Err(StoreError::Absent) => {}
-            other => return other,
+            Err(StoreError::Absent) => self.mark().await?,
+            other => other?,
         }
+        self.is_fit().await
+    }
+
+    async fn mark(&self) -> Result<(), StoreError> {
         if !self.list("").await?.is_empty() {
-            return Err(StoreError::Failed("the folder has other things in it".to_owned()));
+            return Err(StoreError::Failed("there are other things in it".to_owned()));
         }
-        match self.put_new(MARK, br#"{"format": 1}"#.to_vec()).await {
+        match self.put_as(MARK, MARK_TEXT.to_vec(), PutMode::Create).await {
             // Another daemon was faster.
             Err(StoreError::Taken) => Ok(()),
             put => put,
         }
+    }
+
+    /// Whether it refuses to overwrite what is put once. Asked of each store once, with its mark: whoever overwrites that writes
+    /// the same.
+    async fn is_fit(&self) -> Result<(), StoreError> {
+        let asked = self.conditional.get_or_try_init(async || {
+            self.is_there().await?;
+            match self.put_as(MARK, MARK_TEXT.to_vec(), PutMode::Create).await {
+                Err(StoreError::Taken) => Ok(()),
+                Ok(()) => Err(StoreError::Unconditional),
+                Err(error) => Err(error),
+            }
+        });
+        asked.await.copied()
     }
 
     /// Whether it is there and answers.
@@ -105,8 +163,10 @@ impl Store {
         self.put_as(path, bytes, PutMode::Overwrite).await
     }
 
-    /// Writes an object that must not be there yet ([`StoreError::Taken`]).
+    /// Writes an object that must not be there yet ([`StoreError::Taken`]). A bucket may say so of what this very call has put,
+    /// when its first answer was lost.
     pub(crate) async fn put_new(&self, path: &str, bytes: Vec<u8>) -> Result<(), StoreError> {
+        self.is_fit().await?;
         self.put_as(path, bytes, PutMode::Create).await
     }
 
@@ -174,14 +234,17 @@ impl Store {
     }
 
     async fn open(&self) -> Result<Arc<dyn ObjectStore>, StoreError> {
-        let folder = self.folder.clone();
+        // A bucket's client is made with the store.
+        let Place::Folder(folder) = &self.place else { return Err(StoreError::Absent) };
+        let there = folder.clone();
+        let folder = folder.clone();
         let opened = tokio::task::spawn_blocking(move || LocalFileSystem::new_with_prefix(folder));
         let opened = opened.await.map_err(|error| StoreError::Failed(error.to_string()))?;
         // What a checkpoint's list names must outlast a power cut that the list outlasts.
         let opened = opened.map(|opened| opened.with_fsync(true).with_automatic_cleanup(true));
         match opened {
             Ok(opened) => Ok(Arc::new(opened)),
-            Err(_) if !self.folder.is_dir() => Err(StoreError::Absent),
+            Err(_) if !there.is_dir() => Err(StoreError::Absent),
             Err(error) => Err(explained(&error)),
         }
     }
@@ -213,7 +276,8 @@ fn explained(error: &object_store::Error) -> StoreError {
         }
         next = cause.source();
     }
-    StoreError::Failed(crate::sandbox::work::chain(error))
+    super::s3::explained(error)
+        .unwrap_or_else(|| StoreError::Failed(crate::sandbox::work::chain(error)))
 }
 
 #[cfg(test)]
@@ -241,15 +305,73 @@ mod tests {
         assert!(matches!(one.is_there().await, Err(StoreError::Absent)));
         std::fs::create_dir(&place).expect("made");
         assert!(matches!(one.is_there().await, Err(StoreError::Absent)), "empty is not a store");
-        for wrong in ["/srv/store", "file://store", "s3://bucket"] {
+        for wrong in ["/srv/store", "file://store", "s3://", "s3://a/b", "https://bucket"] {
             assert!(Store::new(wrong).is_err(), "{wrong}");
         }
+    }
+
+    /// Answers requests of the S3 protocol as a store does that ignores their conditions: it has no object at first, and says
+    /// that every one was put.
+    async fn careless(listener: tokio::net::TcpListener) {
+        use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
+        let mut is_marked = false;
+        loop {
+            let (stream, _) = listener.accept().await.expect("a connection");
+            let mut stream = BufReader::new(stream);
+            let (mut first, mut length, mut line) = (String::new(), 0, String::new());
+            stream.read_line(&mut first).await.expect("a request");
+            while stream.read_line(&mut line).await.is_ok_and(|_| line.trim() != "") {
+                if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+                    length = value.trim().parse().expect("a number");
+                }
+                line.clear();
+            }
+            stream.read_exact(&mut vec![0; length]).await.expect("a body");
+            let list = "<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>";
+            let (status, body) = match first.split(' ').next() {
+                Some("PUT") => {
+                    is_marked = true;
+                    ("200 OK", "")
+                }
+                _ if first.contains("list-type") => ("200 OK", list),
+                _ if is_marked => ("200 OK", "{}"),
+                _ => ("404 Not Found", ""),
+            };
+            let answer = format!(
+                "HTTP/1.1 {status}\r\nETag: \"1\"\r\nLast-Modified: Mon, 30 Nov 2026 18:00:00 GMT\r\n\
+                 Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            );
+            stream.write_all(answer.as_bytes()).await.expect("answered");
+        }
+    }
+
+    #[tokio::test]
+    async fn s20_a_bucket_that_overwrites_what_is_put_once_is_no_store() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("bound");
+        let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
+        let server = tokio::spawn(careless(listener));
+        let bucket = Bucket::parse("checkpoints/one").expect("a bucket");
+        let settings = object_store::aws::AmazonS3Builder::new()
+            .with_endpoint(endpoint)
+            .with_allow_http(true)
+            .with_access_key_id("key")
+            .with_secret_access_key("secret");
+        let opened = bucket.open_with(settings).expect("a client");
+        let store = Store::at(Place::Bucket, OnceCell::new_with(Some(opened)));
+        assert!(matches!(store.found().await, Err(StoreError::Unconditional)));
+        // Nor is it when it is asked later, or had a mark before.
+        let claimed = store.put_new("a/owner/1", b"one".to_vec()).await;
+        assert!(matches!(claimed, Err(StoreError::Unconditional)));
+        server.abort();
     }
 
     #[tokio::test]
     async fn an_object_is_claimed_once_and_replaced_whole() {
         let folder = tempfile::tempdir().expect("folder");
         let store = store(folder.path());
+        assert!(matches!(store.put_new("a", Vec::new()).await, Err(StoreError::Absent)));
+        store.found().await.expect("founded");
         store.put_new("a/owner/1", b"one".to_vec()).await.expect("new");
         assert!(matches!(
             store.put_new("a/owner/1", b"two".to_vec()).await,
