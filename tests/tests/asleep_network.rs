@@ -220,7 +220,9 @@ fn s07_keepalive_probes_are_answered_asleep_and_data_wakes() {
             });
             let (probes, answers) = (counted("probes") - before.0, counted("answers") - before.1);
             println!("{tier}: idle {idle_seconds} s, {probes} probes, {answers} answers");
-            let expected = 3 * (idle_seconds / probe_seconds - 2);
+            // The kernel counts each from the answer to the last: some are a little late.
+            let due = idle_seconds / probe_seconds;
+            let expected = 3 * (due - 2 - due / 20);
             assert!(probes >= expected, "{probes} probes, not {expected}");
             // One may be on its way.
             assert!(answers + 3 >= probes, "{probes} probes and {answers} answers");
