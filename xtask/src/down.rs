@@ -238,7 +238,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 21] = [
+const IN_DATA: [&str; 22] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",
@@ -252,6 +252,7 @@ const IN_DATA: [&str; 21] = [
     "qemu.json",
     "host.id",
     "drives",
+    "emulators",
     "ipv6-prefix",
     "subnets",
     "moved",

@@ -163,6 +163,7 @@ impl Daemon {
             disk_low,
             settings,
             qemu,
+            replaced: std::sync::Mutex::default(),
             no_tap,
             subnet,
             slots: Slots::default(),
@@ -172,6 +173,7 @@ impl Daemon {
             store,
             host,
         });
+        keep_qemu(&ground).await;
         let (events, _) = broadcast::channel(WATCH_BACKLOG);
         let (gone, mut gone_inbox) = mpsc::unbounded_channel();
         let found = recovery::recover(&ground, &events, &gone).await?;
@@ -179,6 +181,11 @@ impl Daemon {
         let dir = ground.settings.snapshots_dir();
         let snapshots = Snapshots::open(dir.clone()).map_err(fail("tidy folder", &dir))?;
         terminals.recover(&found.values().cloned().collect::<Vec<_>>(), &events);
+        if let Some(needed) = emulators_needed(&ground, &found, &snapshots) {
+            discard_emulators(&ground, &needed);
+        } else {
+            tracing::debug!("not all is known that may need a replaced QEMU: all are kept");
+        }
         let sandboxes = RwLock::new(found);
         let pool = Arc::new(Pool::new(ground.settings.pool));
         let daemon = Arc::new(Self {
@@ -321,7 +328,7 @@ fn prepare_folders(settings: &Settings) -> Result<(), StartError> {
 }
 
 /// What lies in a data folder, or may lie in one that is still to become one.
-const IN_DATA: [&str; 13] = [
+const IN_DATA: [&str; 14] = [
     "dormouse.db",
     "daemon.lock",
     "daemon.log",
@@ -333,6 +340,7 @@ const IN_DATA: [&str; 13] = [
     "templates",
     "snapshots",
     "drives",
+    "emulators",
     "images",
     "lost+found",
 ];
@@ -426,6 +434,58 @@ fn by(pid: Option<u32>) -> String {
 fn fail(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> StartError + use<> {
     let path = path.display().to_string();
     move |source| StartError::Folder { doing, path, source }
+}
+
+/// Keeps a copy of the installed QEMU, for what is saved under it. Without, all goes on until it is replaced.
+async fn keep_qemu(ground: &Arc<Ground>) {
+    let copied = Arc::clone(ground);
+    let kept = tokio::task::spawn_blocking(move || {
+        let name = vmm::qemu::kept_name(&copied.fingerprint(1, 128, false));
+        copied.qemu.keep(&copied.settings.emulators_dir(), &name)
+    });
+    match kept.await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => {
+            tracing::error!(
+                error = chain(&error),
+                "QEMU is not kept: what sleeps now needs it, and will not wake once it is replaced"
+            );
+        }
+        Err(error) => tracing::error!(%error, "QEMU is not kept"),
+    }
+}
+
+/// What the machines were that somebody may go on from; `None`: not all that is there could be looked at.
+fn emulators_needed(
+    ground: &Ground,
+    found: &HashMap<SandboxId, Handle>,
+    snapshots: &Snapshots,
+) -> Option<Vec<vmm::Fingerprint>> {
+    let folders = std::fs::read_dir(ground.settings.sandboxes_dir()).ok()?.count();
+    if folders != found.len() {
+        return None;
+    }
+    let awake_or_asleep = found.values().filter_map(|handle| handle.manifest().machine_needed());
+    Some(awake_or_asleep.chain(snapshots.machines().ok()?).collect())
+}
+
+/// Removes emulators that nothing needs any more.
+fn discard_emulators(ground: &Ground, needed: &[vmm::Fingerprint]) {
+    let dir = ground.settings.emulators_dir();
+    let mut kept: Vec<String> = needed.iter().map(vmm::qemu::kept_name).collect();
+    kept.push(vmm::qemu::kept_name(&ground.fingerprint(1, 128, false)));
+    for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if kept.contains(&name) {
+            continue;
+        }
+        match std::fs::remove_dir_all(entry.path()) {
+            Ok(()) => {
+                tracing::info!(emulator = name, "a replaced QEMU that nobody needs is removed");
+            }
+            Err(error) => tracing::warn!(emulator = name, %error, "a replaced QEMU is not removed"),
+        }
+    }
 }
 
 /// Looks at the installed QEMU, with what was found out before.

@@ -1,7 +1,8 @@
 //! What all sandboxes of a host stand on.
 
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, watch};
@@ -12,6 +13,7 @@ use crate::checkpoints::{self, Store};
 use crate::drives::Drives;
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
+use crate::sandbox::work::chain;
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::template::Templates;
@@ -21,6 +23,8 @@ use crate::template::Templates;
 pub(crate) struct Ground {
     pub(crate) settings: Settings,
     pub(crate) qemu: Qemu,
+    /// Emulators that are not installed any more, by their folders' names.
+    pub(crate) replaced: Mutex<HashMap<String, Arc<Qemu>>>,
     /// Stands for a tap where only the shape of a machine is wanted.
     pub(crate) no_tap: std::sync::Arc<std::os::fd::OwnedFd>,
     pub(crate) subnet: Subnet,
@@ -69,6 +73,37 @@ impl Ground {
         } else {
             images::find(&dir, &name.parse()?)
         }
+    }
+
+    /// The emulator that a machine with this fingerprint needs: the installed one, or one that was replaced. Where there is none
+    /// it is the installed one all the same, and the fingerprint says why it does not fit. May block for some tenths of a second
+    /// the first time.
+    pub(crate) fn qemu_for(&self, fingerprint: &Fingerprint) -> Arc<Qemu> {
+        let name = vmm::qemu::kept_name(fingerprint);
+        let installed = name == vmm::qemu::kept_name(&self.fingerprint(1, 128, false));
+        if installed && self.qemu.is_unchanged() {
+            return Arc::new(self.qemu.clone());
+        }
+        let mut replaced = self.replaced.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = replaced.get(&name) {
+            return Arc::clone(known);
+        }
+        match self.qemu.kept(&self.settings.emulators_dir(), fingerprint) {
+            Ok(Some(found)) => {
+                tracing::info!(version = %found.version(), folder = name, "a replaced QEMU is used");
+                let found = Arc::new(found);
+                replaced.insert(name, Arc::clone(&found));
+                return found;
+            }
+            Ok(None) => {}
+            Err(error) => tracing::error!(error = chain(&error), "a replaced QEMU cannot be used"),
+        }
+        Arc::new(self.qemu.clone())
+    }
+
+    /// The emulator for machines that begin anew: the installed one as it was when the daemon began.
+    pub(crate) fn qemu_now(&self) -> Arc<Qemu> {
+        self.qemu_for(&self.fingerprint(1, 128, false))
     }
 
     /// The image with this digest.

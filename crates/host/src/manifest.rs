@@ -119,6 +119,16 @@ pub enum DriveKind {
 }
 
 impl Manifest {
+    /// What its living machine is, or the one that must go on from its saved memory.
+    pub(crate) fn machine_needed(&self) -> Option<vmm::Fingerprint> {
+        match &self.state {
+            State::SleepingOnDisk(saved) | State::Failed { saved: Some(saved), .. } => {
+                Some(saved.machine.clone())
+            }
+            _ => self.machine.clone(),
+        }
+    }
+
     /// The drives as those of a copy of this sandbox: copies.
     pub(crate) fn copied_drives(&self) -> Vec<DriveUse> {
         let copy = |drive: &DriveUse| DriveUse { kind: DriveKind::Copy, ..drive.clone() };

@@ -385,7 +385,8 @@ async fn ready(
     let slept = about.saved_at.elapsed();
     let state = body.files.state();
     let restored =
-        Machine::restore(&ground.qemu, &spec, &state, &about.state, &about.machine, slept).await;
+        Machine::restore(&ground.qemu_now(), &spec, &state, &about.state, &about.machine, slept)
+            .await;
     let machine = body.machine.insert(restored.map_err(|error| chain(&error))?);
     machine.cont().await.map_err(|error| chain(&error))?;
     let socket = machine.guest_stream().map_err(|error| chain(&error))?;

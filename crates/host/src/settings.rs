@@ -98,6 +98,11 @@ impl Settings {
         self.data.join("sandboxes")
     }
 
+    /// Folder of emulators that sleepers need, replaced on the host since.
+    pub fn emulators_dir(&self) -> PathBuf {
+        self.data.join("emulators")
+    }
+
     /// Folder of snapshots.
     pub fn snapshots_dir(&self) -> PathBuf {
         self.data.join("snapshots")

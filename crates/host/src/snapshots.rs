@@ -161,6 +161,12 @@ impl Snapshots {
         Ok(all.into_iter().map(|(_, snapshot)| snapshot).collect())
     }
 
+    /// What the machines of all snapshots were, which is needed to go on from them.
+    pub(crate) fn machines(&self) -> Result<Vec<vmm::Fingerprint>, SnapshotError> {
+        let all = self.list()?;
+        all.iter().map(|one| self.get(&one.name).map(|(note, _)| note.saved.machine)).collect()
+    }
+
     /// Removes one. What was made from it does not need it.
     pub(crate) fn delete(&self, name: &str) -> Result<(), SnapshotError> {
         let gone = self.dir.join(format!("{UNFINISHED}deleting-{name}"));

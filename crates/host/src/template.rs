@@ -214,7 +214,7 @@ async fn make(
     let label = SandboxId::from_random([0; api::id::ID_CHARS]);
     let spec =
         machine_spec(ground, &label, &files, slot.number(), shape, image.root(), port.tap_fd());
-    let made = match Machine::boot(&ground.qemu, &spec, &boot_image(ground, image)).await {
+    let made = match Machine::boot(&ground.qemu_now(), &spec, &boot_image(ground, image)).await {
         Ok(mut machine) => {
             let made = warm_up_and_save(image, &files, &mut machine).await;
             machine.kill().await?;

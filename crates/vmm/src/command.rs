@@ -228,6 +228,8 @@ mod tests {
             binary: "/usr/bin/qemu-system-x86_64".into(),
             image_tool: "/usr/bin/qemu-img".into(),
             data_dirs: Vec::new(),
+            firmware: "/usr/share/qemu/bios-microvm.bin".into(),
+            modules: None,
             version: Version { major, minor: 0, micro: 0 },
             accelerator,
             binary_digest: String::new(),

@@ -7,7 +7,10 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 mod discover;
+mod keep;
 mod tsc;
+
+pub use keep::kept_name;
 
 /// An installed QEMU that was looked at once.
 #[derive(Debug, Clone)]
@@ -15,6 +18,10 @@ pub struct Qemu {
     pub(crate) binary: PathBuf,
     pub(crate) image_tool: PathBuf,
     pub(crate) data_dirs: Vec<PathBuf>,
+    /// Its firmware.
+    pub(crate) firmware: PathBuf,
+    /// Where it finds its modules (`QEMU_MODULE_DIR`); `None`: where it was built to.
+    pub(crate) modules: Option<PathBuf>,
     pub(crate) version: Version,
     pub(crate) accelerator: Accelerator,
     pub(crate) binary_digest: String,

@@ -32,7 +32,7 @@ pub(crate) struct Given<'a> {
 pub(crate) fn spawn(mut command: Command, given: Given<'_>) -> io::Result<Child> {
     let Given { log, fds, account } = given;
     let kept: Vec<RawFd> = fds.iter().map(AsRawFd::as_raw_fd).collect();
-    command.env_clear().current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    command.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // SAFETY: between fork and exec only async-signal-safe calls are allowed, and no allocation. `prepare` makes system calls
     // alone, reads a vector that was allocated before the fork, and its errors are plain numbers.
     unsafe { command.pre_exec(move || prepare(&kept, account)) };

@@ -342,7 +342,12 @@ impl Launch {
         };
         let start = self.image.as_ref().map_or(Start::Incoming, Start::Boot);
         let mut command = Command::new(&self.qemu.binary);
+        // Nothing of the daemon's.
+        command.env_clear();
         command.args(arguments(&self.qemu, spec, numbers, start));
+        if let Some(modules) = &self.qemu.modules {
+            command.env("QEMU_MODULE_DIR", modules);
+        }
         let prepare = since.elapsed();
         let fds = [qmp.as_fd(), guest.as_fd()].into_iter().chain(tap).collect();
         let child =

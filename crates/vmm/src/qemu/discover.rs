@@ -9,7 +9,7 @@ use super::{Accelerator, DiscoverError, Known, KnownDigest, Places, Qemu, Versio
 use crate::state::Digest;
 
 /// The firmware that microvm loads.
-const FIRMWARE: &str = "bios-microvm.bin";
+pub(super) const FIRMWARE: &str = "bios-microvm.bin";
 /// The oldest version this was measured with.
 const OLDEST: Version = Version { major: 7, minor: 2, micro: 0 };
 
@@ -44,6 +44,8 @@ impl Qemu {
             binary,
             image_tool,
             data_dirs: places.data_dirs.clone(),
+            firmware,
+            modules: None,
             version,
             accelerator: accelerator(),
             binary_digest,
@@ -136,11 +138,7 @@ fn digest(known: &mut Known, path: &Path) -> Result<String, DiscoverError> {
     let fail = |source| system(format!("read {}", path.display()), source);
     let file = std::fs::File::open(path).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
-    let modified = metadata.modified().map_err(fail)?;
-    let modified_ns = match modified.duration_since(UNIX_EPOCH) {
-        Ok(after) => i128::try_from(after.as_nanos()).unwrap_or(i128::MAX),
-        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
-    };
+    let modified_ns = modified_ns(&metadata).map_err(fail)?;
     if let Some(known) = known.digests.get(path)
         && (known.size, known.modified_ns) == (metadata.len(), modified_ns)
     {
@@ -152,6 +150,14 @@ fn digest(known: &mut Known, path: &Path) -> Result<String, DiscoverError> {
         KnownDigest { size: metadata.len(), modified_ns, sha256: sha256.clone() },
     );
     Ok(sha256)
+}
+
+/// When a file was changed last, nanoseconds since 1970.
+pub(super) fn modified_ns(metadata: &std::fs::Metadata) -> io::Result<i128> {
+    Ok(match metadata.modified()?.duration_since(UNIX_EPOCH) {
+        Ok(after) => i128::try_from(after.as_nanos()).unwrap_or(i128::MAX),
+        Err(before) => -i128::try_from(before.duration().as_nanos()).unwrap_or(i128::MAX),
+    })
 }
 
 #[cfg(test)]

@@ -181,7 +181,8 @@ impl Worker {
         let shape = Shape::of(&ground, &before, &self.body.files);
         let spec =
             machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
-        if let Err(mismatch) = saved.machine.compatible(&ground.qemu.fingerprint(&spec)) {
+        let qemu = ground.qemu_for(&saved.machine);
+        if let Err(mismatch) = saved.machine.compatible(&qemu.fingerprint(&spec)) {
             return Err(failed(FailureCode::SnapshotMismatch, Left::Asleep, &mismatch));
         }
         self.take_seat(before.memory_mib, Left::Asleep).await?;
@@ -202,7 +203,7 @@ impl Worker {
         };
         fault::point("restoring");
         let restored = Machine::restore_when(
-            &ground.qemu,
+            &qemu,
             &spec,
             &state,
             &saved.state,
@@ -290,7 +291,8 @@ impl Worker {
             machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
         // What was in memory is lost from here on, so it must not be found by a later daemon.
         let life = self.next_life;
-        let fingerprint = ground.qemu.fingerprint(&spec);
+        let qemu = ground.qemu_now();
+        let fingerprint = qemu.fingerprint(&spec);
         let ipv6 = ground.subnet.ipv6(slot);
         let drives = manifest.drives.clone();
         self.record.begin_cpu().await.map_err(|error| fail(&error))?;
@@ -308,7 +310,7 @@ impl Worker {
         for attempt in 1..=BOOT_TRIES {
             self.body.link = crate::guest::GuestLink::random().map_err(|error| fail(&error))?;
             self.body.network_told = false;
-            let machine = Machine::boot(&ground.qemu, &spec, &boot_image(&ground, &image)).await;
+            let machine = Machine::boot(&qemu, &spec, &boot_image(&ground, &image)).await;
             self.body.machine = Some(machine.map_err(|error| fail(&error))?);
             self.phases.mark("spawn");
             match self.attach(Continuity::Unknown, BOOT_LIMIT).await {
