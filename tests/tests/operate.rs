@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::Command;
 
-use e2e::lab::Lab;
+use e2e::lab::{LISTEN_PROGRAM, Lab};
 use e2e::wait::{WAIT_MAX, stays};
 use e2e::{isolated, net, proc, test_name, until};
 
@@ -56,6 +56,68 @@ fn s22_lists_are_filtered_and_come_in_pages_and_wake_nothing() {
 }
 
 /// Counted where things happen, so that it outlives the daemon; asking wakes nothing.
+#[test]
+fn s23_a_spending_limit_puts_to_sleep_and_deletes_nothing() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        lab.write_file("web", "/work/listen.py", LISTEN_PROGRAM);
+        let serve = ["exec", "web", "--background", "--", "python3", "/work/listen.py"];
+        lab.ok(&[&serve[..], &["0.0.0.0", "8000"]].concat());
+        let boot = "cat /proc/sys/kernel/random/boot_id";
+        let booted = lab.sh("web", &format!("echo kept > /dev/shm/word; {boot}"));
+        let link = lab.ok(&["link", "web", "8000"]);
+        until("it answers", || net::follow(&link).ok().filter(|answer| answer.status == 200));
+        let code = |lab: &Lab, arguments: &[&str]| {
+            let output = lab.run(&[&["--json"], arguments].concat());
+            assert!(!output.status.success(), "{arguments:?} succeeded");
+            let error: serde_json::Value =
+                serde_json::from_slice(&output.stderr).expect("an error as JSON");
+            error["code"].as_str().expect("a code").to_owned()
+        };
+
+        // 512 MiB awake use half a GiB-second in each.
+        let set = lab.json(&["project", "--spending-limit", "2"]);
+        assert_eq!(set["spending"]["reached"], false, "what was used before does not count");
+        lab.wait_status("web", "sleeping");
+        let view = lab.view("web");
+        assert_eq!(view["sleep_tier"], "disk", "{view}");
+        assert_eq!(view["waits_for"]["what"], "spending", "{view}");
+        assert_eq!(lab.events("web", "slept")[0]["data"]["cause"], "spending");
+        assert!(lab.ok(&["why", "web"]).contains("spending limit"));
+        assert_eq!(lab.json(&["project"])["spending"]["reached"], true);
+        let everything: [&[&str]; 4] = [
+            &["exec", "web", "--", "true"],
+            &["sandboxes", "restart", "web"],
+            &["sandboxes", "create", "--name", "more"],
+            &["fork", "web", "--name", "more"],
+        ];
+        for arguments in everything {
+            assert_eq!(code(lab, arguments), "spending_limit", "{arguments:?}");
+        }
+        assert_eq!(net::follow(&link).expect("an answer").status, 402);
+        let address = view["address"].as_str().expect("an address").to_owned();
+        assert!(
+            net::output("sh", &["-c", &format!("ping -c1 -W1 {address} >&2; true")]).is_empty()
+        );
+        assert_eq!(lab.view("web")["status"], "sleeping");
+
+        // A daemon that begins anew wakes nothing either.
+        lab.kill_daemon();
+        lab.start();
+        assert_eq!(code(lab, &["exec", "web", "--", "true"]), "spending_limit");
+        assert_eq!(lab.events("web", "woke").len(), 0);
+
+        // With more to spend it goes on where it was.
+        lab.ok(&["project", "--spending-limit", "1000000"]);
+        assert_eq!(lab.sh("web", "cat /dev/shm/word"), "kept");
+        until("it answers", || net::follow(&link).ok().filter(|answer| answer.status == 200));
+        assert_eq!(lab.sh("web", boot), booted);
+        assert!(lab.json(&["project"])["spending"]["memory_gib_seconds"].as_u64() >= Some(2));
+        lab.ok(&["project", "--spending-limit", "none"]);
+        assert!(lab.json(&["project"])["spending_limit"].is_null());
+    });
+}
+
 #[test]
 fn s23_what_is_used_is_counted_and_outlives_the_daemon() {
     isolated(test_name!(), |lab| {

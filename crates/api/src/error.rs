@@ -11,6 +11,8 @@ pub enum Code {
     InvalidRequest,
     /// No or a wrong token: 401.
     Unauthorized,
+    /// The project's spending limit is reached; raise it, or wait for the next month: 402.
+    SpendingLimit,
     /// No such sandbox, exec, file or route: 404.
     NotFound,
     /// The method does not exist on this path: 405.
@@ -69,9 +71,10 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 29] = [
+    pub const ALL: [Self; 30] = [
         Self::InvalidRequest,
         Self::Unauthorized,
+        Self::SpendingLimit,
         Self::NotFound,
         Self::MethodNotAllowed,
         Self::NameTaken,
@@ -106,6 +109,7 @@ impl Code {
         match self {
             Self::InvalidRequest => 400,
             Self::Unauthorized => 401,
+            Self::SpendingLimit => 402,
             Self::PermissionDenied => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
@@ -211,33 +215,34 @@ mod tests {
         let place = |code: Code| match code {
             Code::InvalidRequest => 0,
             Code::Unauthorized => 1,
-            Code::NotFound => 2,
-            Code::MethodNotAllowed => 3,
-            Code::NameTaken => 4,
-            Code::IdempotencyMismatch => 5,
-            Code::InProgress => 6,
-            Code::CommandLost => 7,
-            Code::SandboxFailed => 8,
-            Code::BeingDeleted => 9,
-            Code::SandboxMoved => 10,
-            Code::CheckpointsUnavailable => 11,
-            Code::CheckpointUnusable => 12,
-            Code::InUse => 13,
-            Code::DriveUnusable => 14,
-            Code::Exists => 15,
-            Code::WrongFileType => 16,
-            Code::PermissionDenied => 17,
-            Code::CannotStart => 18,
-            Code::ProgramNotFound => 19,
-            Code::TooLarge => 20,
-            Code::PortClosed => 21,
-            Code::BadAnswer => 22,
-            Code::NoSpace => 23,
-            Code::NoCapacity => 24,
-            Code::SleepFailed => 25,
-            Code::WakeFailed => 26,
-            Code::Timeout => 27,
-            Code::Internal => 28,
+            Code::SpendingLimit => 2,
+            Code::NotFound => 3,
+            Code::MethodNotAllowed => 4,
+            Code::NameTaken => 5,
+            Code::IdempotencyMismatch => 6,
+            Code::InProgress => 7,
+            Code::CommandLost => 8,
+            Code::SandboxFailed => 9,
+            Code::BeingDeleted => 10,
+            Code::SandboxMoved => 11,
+            Code::CheckpointsUnavailable => 12,
+            Code::CheckpointUnusable => 13,
+            Code::InUse => 14,
+            Code::DriveUnusable => 15,
+            Code::Exists => 16,
+            Code::WrongFileType => 17,
+            Code::PermissionDenied => 18,
+            Code::CannotStart => 19,
+            Code::ProgramNotFound => 20,
+            Code::TooLarge => 21,
+            Code::PortClosed => 22,
+            Code::BadAnswer => 23,
+            Code::NoSpace => 24,
+            Code::NoCapacity => 25,
+            Code::SleepFailed => 26,
+            Code::WakeFailed => 27,
+            Code::Timeout => 28,
+            Code::Internal => 29,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

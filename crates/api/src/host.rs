@@ -294,6 +294,10 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
         why: SleepFor,
     ) -> Result<Sandbox, ApiError>;
 
+    /// The project's spending limit is reached, or is not any more (S23). Until it is not, all sandboxes are put to sleep, and
+    /// none is made or woken.
+    fn limit_spending(&self, reached: bool);
+
     /// What it has used since it was made. Asleep is fine.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError>;
 

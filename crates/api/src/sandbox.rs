@@ -280,6 +280,8 @@ pub enum Lack {
     Disk,
     /// Room in its memory budget: one that is to wake or to boot waits for its turn.
     Memory,
+    /// More to spend: the project's spending limit is reached, and nothing wakes it until that is raised or the month ends.
+    Spending,
 }
 
 /// What a sandbox waits for. It goes on by itself when there is some.
@@ -287,7 +289,7 @@ pub enum Lack {
 #[schema(example = json!({"what": "memory", "since": "2026-11-30T10:15:30.123Z", "position": 2,
     "text": "waits for room in the host's memory budget, as number 2"}))]
 pub struct WaitsFor {
-    /// What is lacking: `disk` or `memory`.
+    /// What is lacking: `disk`, `memory` or `spending`.
     pub what: Lack,
     /// Since when it waits, RFC 3339.
     pub since: String,

@@ -33,6 +33,7 @@ mod retire;
 mod routes;
 mod server;
 mod socket;
+mod spending;
 mod validate;
 
 use std::path::PathBuf;

@@ -33,7 +33,8 @@ use crate::make::Making;
 use crate::metrics::{Face, Metrics};
 use crate::socket::SocketPath;
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, retire, routes,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, retire,
+    routes, spending,
 };
 
 /// Most open connections per listener; more wait in the kernel's queue.
@@ -127,10 +128,15 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     tokio::spawn(journal::keep(app.clone(), app.host().watch()));
     // Before the first request: afterwards names and rows are what requests make them.
     reconcile::run(&app).await.map_err(ServeError::Start)?;
+    // Nor may one wake what must sleep.
+    if let Err(error) = spending::look(&app).await {
+        tracing::error!(error = ?error, "what the project spends is not known; looked at again");
+    }
 
     let router = routes::router(app.clone());
     let mut listeners = JoinSet::new();
     listeners.spawn(retire::run(app.clone()));
+    listeners.spawn(spending::run(app.clone()));
     listeners.spawn(accept_tcp(tcp, Service { app: app.clone(), router: router.clone() }));
     listeners.spawn(accept_unix(unix, Service { app: app.clone(), router }));
     tracing::info!(%address, socket = %socket.display(), "serving");

@@ -115,6 +115,10 @@ pub(crate) enum Command {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
         #[arg(long, value_name = "DAYS|never", value_parser = or_never)]
         delete_after_idle_days: Option<OrNever>,
+        /// What all sandboxes together may use in a calendar month, GiB of memory awake times seconds (`dormouse usage` tells
+        /// them; 1800000 is 500 hours of one GiB); when it is reached they are put to sleep, and none is made or woken. Or `none`.
+        #[arg(long, value_name = "GIB_SECONDS|none", value_parser = spending_limit)]
+        spending_limit: Option<OrNever>,
     },
     /// Explain why a sandbox is awake or asleep, and what happened to it.
     Why {
@@ -844,6 +848,15 @@ fn or_never(text: &str) -> Result<OrNever, String> {
     text.parse()
         .map(|number| OrNever(Some(number)))
         .map_err(|_| "a whole number or `never`".to_owned())
+}
+
+fn spending_limit(text: &str) -> Result<OrNever, String> {
+    if text == "none" {
+        return Ok(OrNever(None));
+    }
+    text.parse()
+        .map(|number| OrNever(Some(number)))
+        .map_err(|_| "a whole number of GiB-seconds, or `none`".to_owned())
 }
 
 fn pool_size(text: &str) -> Result<usize, String> {

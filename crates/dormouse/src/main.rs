@@ -141,8 +141,9 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Checkpoints(command) => {
             commands::checkpoints::checkpoints(&client()?, command, json).await
         }
-        Command::Project { delete_after_idle_days } => {
-            commands::project::project(&client()?, delete_after_idle_days, json).await
+        Command::Project { delete_after_idle_days, spending_limit } => {
+            let change = commands::project::change(delete_after_idle_days, spending_limit);
+            commands::project::project(&client()?, change, json).await
         }
         Command::Forward(arguments) => commands::forward::forward(&client()?, arguments).await,
         Command::Usage { name } => commands::usage::usage(&client()?, name.as_deref(), json).await,

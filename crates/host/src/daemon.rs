@@ -160,6 +160,7 @@ impl Daemon {
         let drives = Arc::new(Drives::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
         let ground = Arc::new(Ground {
             drives,
+            spending: tokio::sync::watch::Sender::new(false),
             disk_low,
             settings,
             qemu,
@@ -228,6 +229,11 @@ impl Daemon {
                 format!("the template could not be made: {}", without_paths(&chain(&error))),
             )
         })
+    }
+
+    /// Refuses to make anything that would be awake while the project's spending limit is reached (S23).
+    pub(crate) fn check_spending(&self) -> Result<(), ApiError> {
+        if *self.ground.spending.borrow() { Err(crate::sandbox::spending_error()) } else { Ok(()) }
     }
 
     /// A sandbox's handle.

@@ -33,6 +33,9 @@ impl Daemon {
         new: &[NewFork],
     ) -> Result<Vec<Sandbox>, ApiError> {
         let known: Vec<Handle> = new.iter().filter_map(|new| self.handle(&new.id).ok()).collect();
+        if known.is_empty() {
+            self.check_spending()?;
+        }
         if known.len() == new.len() {
             return views(known).await;
         }

@@ -41,6 +41,8 @@ pub(crate) struct Ground {
     pub(crate) store: Option<Arc<Store>>,
     /// Who this host is there.
     pub(crate) host: checkpoints::Host,
+    /// Whether the project's spending limit is reached (S23).
+    pub(crate) spending: watch::Sender<bool>,
     /// Whether the disk is so full that running guests must stand still.
     pub(crate) disk_low: watch::Receiver<bool>,
 }

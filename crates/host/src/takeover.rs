@@ -45,6 +45,7 @@ impl Daemon {
     /// Takes up a sandbox from its newest checkpoint, with processes and all.
     pub(crate) async fn restore_checkpoint(&self, id: &SandboxId) -> Result<Known, ApiError> {
         let store = self.store()?;
+        self.check_spending()?;
         if self.handle(id).is_ok() {
             let error =
                 ApiError::new(Code::Exists, format!("this host has the sandbox `{id}` already"));

@@ -104,6 +104,7 @@ impl Host for Daemon {
             handle.started().await?;
             return handle.view().await.map(|known| known.sandbox);
         }
+        self.check_spending()?;
         if let Some(snapshot) = new.snapshot.clone() {
             return self.create_from_snapshot(new, &snapshot).await;
         }
@@ -227,6 +228,10 @@ impl Host for Daemon {
         self.claim_checkpoints(id, epoch, &change.policy).await?;
         handle.update(change).await?;
         handle.view().await.map(|known| known.sandbox)
+    }
+
+    fn limit_spending(&self, reached: bool) {
+        self.ground.spending.send_if_modified(|was| std::mem::replace(was, reached) != reached);
     }
 
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError> {

@@ -137,6 +137,9 @@ pub enum Refusal {
     /// Going to sleep would undo a wake that somebody waits for.
     #[error("the sandbox is waking because something needs it")]
     Waking,
+    /// The project's spending limit is reached: it sleeps until there is more to spend, and nothing wakes it (S23).
+    #[error("the project's spending limit is reached")]
+    SpendingLimit,
     /// It stands still because the host's disk is nearly full, and goes on when there is room.
     #[error("the sandbox stands still, because the host's disk is nearly full")]
     HostDiskFull,

@@ -44,6 +44,10 @@ pub struct Sandbox {
     silence_told: bool,
     /// Since when the host makes it stand still for lack of disk; only while its guest runs.
     halted_since: Option<Time>,
+    /// The project's spending limit is reached: it is put to sleep, and nothing wakes it (S23).
+    withheld: bool,
+    /// While withheld: a sleep has failed, and is not tried again before.
+    withhold_not_before: Time,
     /// Asked to sleep while it was being copied.
     sleep_asked: Option<(SleepCause, Tier)>,
     /// Asked to sleep on disk, not only in memory.
@@ -185,6 +189,8 @@ impl Sandbox {
             lacks_sample: false,
             silence_told: false,
             halted_since: None,
+            withheld: false,
+            withhold_not_before: Time::default(),
             sleep_asked: None,
             disk_wanted: false,
             demote_not_before: Time::default(),
@@ -215,6 +221,7 @@ impl Sandbox {
     pub fn poll_deadline(&self) -> Option<Time> {
         match self.phase {
             Phase::Running { .. } if self.halted_since.is_some() => None,
+            Phase::Running { .. } if self.withheld => Some(self.withhold_not_before),
             Phase::Running { .. } => earlier(self.silence_at(), self.next_plan().map(Plan::at)),
             Phase::Asleep { tier, since } => {
                 earlier(self.timer_wake_at(), self.demote_at(tier, since))

@@ -12,7 +12,7 @@ mod sandboxes;
 mod snapshots;
 mod system;
 mod terminals;
-mod usage;
+pub(crate) mod usage;
 
 pub(crate) use sandboxes::LogKind;
 

@@ -1,6 +1,8 @@
 //! Settings of the project.
 
-use api::project::{DELETE_AFTER_IDLE_DAYS_MAX, Project, UpdateProject};
+use api::project::{
+    DELETE_AFTER_IDLE_DAYS_MAX, Project, SPENDING_LIMIT_MAX, SpendingLimit, UpdateProject,
+};
 use axum::Json;
 use axum::extract::State;
 
@@ -8,7 +10,7 @@ use super::to_the_end;
 use crate::App;
 use crate::failure::Failure;
 use crate::input::JsonBody;
-use crate::validate;
+use crate::{spending, validate};
 
 /// Get the project's settings
 ///
@@ -17,8 +19,8 @@ use crate::validate;
     get, path = "/v1/project", tag = "project", operation_id = "get_project",
     responses((status = 200, description = "The settings", body = Project)),
 )]
-pub(crate) async fn view(State(app): State<App>) -> Json<Project> {
-    Json(app.catalogue().project())
+pub(crate) async fn view(State(app): State<App>) -> Result<Json<Project>, Failure> {
+    told(&app).await
 }
 
 /// Change the project's settings
@@ -39,13 +41,27 @@ pub(crate) async fn update(
         let field = "delete_after_idle_days";
         return Err(validate::out_of_range(field, days, 1, DELETE_AFTER_IDLE_DAYS_MAX).into());
     }
+    if let Some(Some(SpendingLimit { memory_gib_seconds: limit })) = request.spending_limit
+        && !(1..=SPENDING_LIMIT_MAX).contains(&limit)
+    {
+        let field = "spending_limit.memory_gib_seconds";
+        return Err(validate::out_of_range(field, limit, 1, SPENDING_LIMIT_MAX).into());
+    }
     to_the_end(async move {
         let mut project = app.catalogue().project();
         if let Some(days) = request.delete_after_idle_days {
             project.delete_after_idle_days = days;
         }
-        app.catalogue().set_project(project.clone()).await?;
-        Ok(Json(project))
+        if let Some(limit) = request.spending_limit {
+            project.spending_limit = limit;
+        }
+        app.catalogue().set_project(project).await?;
+        told(&app).await
     })
     .await
+}
+
+async fn told(app: &App) -> Result<Json<Project>, Failure> {
+    let spending = spending::look(app).await?;
+    Ok(Json(Project { spending, ..app.catalogue().project() }))
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::checkpoint::Checkpoint;
@@ -58,6 +58,10 @@ pub(crate) struct Fake {
     sleeping_now: Mutex<usize>,
     /// Most that were being put to sleep at a time.
     pub(crate) sleeping_most: AtomicUsize,
+    /// What each has used, GiB-seconds.
+    pub(crate) gib_seconds: AtomicU64,
+    /// The spending limit is reached, as the host was told.
+    pub(crate) spending_reached: AtomicBool,
     /// How often a refused port is tried again.
     pub(crate) port_retries: AtomicUsize,
 }
@@ -95,6 +99,8 @@ impl Fake {
             fail_sleep: Mutex::default(),
             sleeping_now: Mutex::default(),
             sleeping_most: AtomicUsize::new(0),
+            gib_seconds: AtomicU64::new(0),
+            spending_reached: AtomicBool::new(false),
             port_retries: AtomicUsize::new(0),
         })
     }
@@ -353,7 +359,13 @@ impl Host for Fake {
 
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError> {
         self.known(id)?;
-        Ok(Usage { awake_seconds: 1.5, state_bytes: 10, ..Usage::default() })
+        let whole = u32::try_from(self.gib_seconds.load(Ordering::SeqCst)).unwrap();
+        let memory_gib_seconds = f64::from(whole);
+        Ok(Usage { awake_seconds: 1.5, memory_gib_seconds, state_bytes: 10, ..Usage::default() })
+    }
+
+    fn limit_spending(&self, reached: bool) {
+        self.spending_reached.store(reached, Ordering::SeqCst);
     }
 
     async fn sleep(

@@ -548,6 +548,54 @@ async fn s21_when_one_is_deleted_by_itself_can_be_set_for_one_and_for_all() {
 }
 
 #[tokio::test]
+async fn s23_a_spending_limit_is_set_told_and_passed_on() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let used = |gib_seconds| world.fake.gib_seconds.store(gib_seconds, Ordering::SeqCst);
+    let reached = || world.fake.spending_reached.load(Ordering::SeqCst);
+    let project = |method, body| world.call(method, "/v1/project", body);
+    let none = project("GET", "").await.value();
+    assert_eq!(none["spending_limit"], serde_json::Value::Null);
+    assert!(none.get("spending").is_none(), "{none}");
+
+    // What was used before the limit was set is not spent.
+    used(1000);
+    let limit = r#"{"spending_limit": {"memory_gib_seconds": 50}}"#;
+    let set = project("PATCH", limit).await.value();
+    assert_eq!(set["spending_limit"]["memory_gib_seconds"], 50);
+    assert_eq!(set["spending"]["memory_gib_seconds"], 0);
+    assert!(!reached());
+    used(1049);
+    assert_eq!(project("GET", "").await.value()["spending"]["reached"], false);
+    assert!(!reached());
+    used(1050);
+    let told = project("GET", "").await.value();
+    assert_eq!(told["spending"]["memory_gib_seconds"], 50);
+    assert_eq!(told["spending"]["reached"], true);
+    assert!(reached());
+    // Another setting leaves it as it is; what is used stays used where it is raised.
+    project("PATCH", r#"{"delete_after_idle_days": 3}"#).await.value();
+    assert!(reached());
+    let more = r#"{"spending_limit": {"memory_gib_seconds": 51}}"#;
+    let raised = project("PATCH", more).await.value();
+    assert_eq!(raised["spending"]["memory_gib_seconds"], 50);
+    assert_eq!(raised["delete_after_idle_days"], 3);
+    assert!(!reached());
+    let off = project("PATCH", r#"{"spending_limit": null}"#).await.value();
+    assert_eq!(off["spending_limit"], serde_json::Value::Null);
+    assert!(!reached());
+
+    for wrong in ["0", "31536000000001"] {
+        let body = format!(r#"{{"spending_limit": {{"memory_gib_seconds": {wrong}}}}}"#);
+        let refused = world.call("PATCH", "/v1/project", body).await.error();
+        let field = "400 invalid_request spending_limit.memory_gib_seconds: ";
+        assert!(refused.starts_with(field), "{refused}");
+    }
+    let refused = project("PATCH", r#"{"spending_limit": {"euros": 5}}"#).await.error();
+    assert!(refused.starts_with("400 invalid_request "), "{refused}");
+}
+
+#[tokio::test]
 async fn s18_a_sandbox_that_was_taken_over_is_in_the_catalogue() {
     let world = World::new().await;
     let made = world.sandbox("web").await;

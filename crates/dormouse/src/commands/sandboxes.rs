@@ -373,6 +373,7 @@ fn status_text(sandbox: &Sandbox) -> String {
         None => status,
         Some(WaitsFor { what: Lack::Disk, .. }) => format!("{status}, stands still (disk full)"),
         Some(WaitsFor { what: Lack::Memory, .. }) => format!("{status}, waits for memory"),
+        Some(WaitsFor { what: Lack::Spending, .. }) => format!("{status}, spending limit"),
     }
 }
 

@@ -33,6 +33,7 @@ use crate::manifest::DriveUse;
 use crate::record::Record;
 use crate::settings::Files;
 
+pub(crate) use replies::spending_error;
 pub(crate) use story::death_of;
 pub(crate) use task::{Beginning, start};
 

@@ -97,6 +97,7 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
             error.retryable = true;
             error
         }
+        Refusal::SpendingLimit => spending_error(),
         Refusal::HostDiskFull => stands_still_error(),
         Refusal::Failed { code } => {
             let text = failure
@@ -115,6 +116,12 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
         }
         Refusal::CaptureFailed { .. } => ApiError::new(Code::Internal, refusal.to_string()),
     }
+}
+
+/// The project's spending limit is reached (S23).
+pub(crate) fn spending_error() -> ApiError {
+    ApiError::new(Code::SpendingLimit, "the project's spending limit for this month is reached")
+        .hint("it sleeps and keeps everything; raise `spending_limit` of the project, or wait for the next month")
 }
 
 /// The host lacks something for now; the sandbox sleeps on, whole.

@@ -26,7 +26,7 @@ use self::guest::{detached, held_changed};
 use self::halt::{Halt, disk_changed};
 use self::room::Restarts;
 use super::body::Body;
-use super::replies::{Waiter, Watcher, outcome, shortage_error};
+use super::replies::{Waiter, Watcher, outcome, shortage_error, spending_error};
 use super::work::{CaptureTo, Done, Said, Signals, Worker, chain, without_paths};
 use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::budget::Offer;
@@ -93,6 +93,9 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         _ => None,
     };
     let disk_low = ground.disk_low.clone();
+    let mut spending = ground.spending.subscribe();
+    // What it says now the task looks at first.
+    spending.mark_changed();
     let checkpoints = Checkpoints::of(&ground, &manifest, &body.files);
     let task = Task {
         id: manifest.id,
@@ -130,6 +133,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         drives_next: None,
         short_of: None,
         disk_low,
+        spending,
         gone,
     };
     tokio::spawn(task.run(inbox, done_inbox));
@@ -186,6 +190,8 @@ struct Task {
     /// What an order failed for the last time, where the host lacks it: that is logged once, not each time it is tried.
     short_of: Option<FailureCode>,
     disk_low: watch::Receiver<bool>,
+    /// Whether the project's spending limit is reached.
+    spending: watch::Receiver<bool>,
     gone: mpsc::UnboundedSender<SandboxId>,
 }
 
@@ -203,6 +209,7 @@ enum Next {
     Held(Held),
     RoomNeeded,
     Checkpoint,
+    Spending,
 }
 
 impl Task {
@@ -232,6 +239,7 @@ impl Task {
                 Next::Halt => self.on_halt_due().await,
                 Next::Held(held) => self.on_held(held),
                 Next::Checkpoint => self.take_checkpoint(),
+                Next::Spending => self.on_spending(),
                 Next::RoomNeeded => self.core.handle_demote(now()),
             }
             self.pump(Map::new()).await;
@@ -271,6 +279,7 @@ impl Task {
                 Next::Arrived(arrival)
             }
             () = disk_changed(&mut self.disk_low, self.halt.as_ref(), running) => Next::Disk,
+            Ok(()) = self.spending.changed() => Next::Spending,
             () = until(halt_due) => Next::Halt,
             () = detached => Next::Detached,
             held = held => Next::Held(held),
@@ -591,6 +600,18 @@ impl Task {
                 body.machine = None;
                 body.seat = None;
             }
+        }
+    }
+
+    /// The project's spending limit is reached, or is not any more: who waits for it to wake is told.
+    fn on_spending(&mut self) {
+        let reached = *self.spending.borrow_and_update();
+        if reached == self.core.is_withheld() {
+            return;
+        }
+        self.core.handle_spending(now(), reached);
+        if reached {
+            self.refuse_waiters(|_| spending_error());
         }
     }
 

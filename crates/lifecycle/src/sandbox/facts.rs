@@ -100,6 +100,14 @@ impl Sandbox {
         }
     }
 
+    /// The project's spending limit is reached, or is not any more (S23). From then on it is put to sleep on disk whatever holds
+    /// it awake, and nothing wakes it, not even a timer of its own; one that is due meanwhile wakes it afterwards.
+    pub fn handle_spending(&mut self, now: Time, reached: bool) {
+        self.withheld = reached;
+        self.withhold_not_before = Time::default();
+        self.settle(now);
+    }
+
     /// Time has passed. Early and needless calls do nothing.
     pub fn handle_deadline(&mut self, now: Time) {
         self.settle(now);

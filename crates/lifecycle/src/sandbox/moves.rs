@@ -5,7 +5,8 @@ use std::mem;
 use super::{LastSleep, LastWake, Sandbox};
 use crate::event::{Event, What};
 use crate::limits::{
-    DEMOTE_RETRY_MS, EVENTS_WAITING_MAX, WAKE_RETRY_MS, WAKE_SHORT_MS, WAKE_TRIES_MAX,
+    DEMOTE_RETRY_MS, EVENTS_WAITING_MAX, SLEEP_RETRY_MS, WAKE_RETRY_MS, WAKE_SHORT_MS,
+    WAKE_TRIES_MAX,
 };
 use crate::need::{Cause, Refusal, SleepCause};
 use crate::order::{Attempt, Death, FailureCode, Order, Work};
@@ -144,6 +145,7 @@ impl Sandbox {
 
     /// It was nearly asleep, and runs on.
     pub(super) fn stay(&mut self, now: Time, since: Time, wake: Option<Cause>) {
+        self.withhold_not_before = now.plus_ms(SLEEP_RETRY_MS);
         self.facts.stayed(now);
         self.disk_wanted = false;
         self.run(now, since, wake);
@@ -165,8 +167,8 @@ impl Sandbox {
     /// It sleeps, unless something needs it.
     pub(super) fn rest(&mut self, now: Time, tier: Tier, since: Time, wake: Option<Cause>) {
         match wake {
-            Some(cause) => self.wake(now, tier, since, cause, 0),
-            None => self.phase = Phase::Asleep { tier, since },
+            Some(cause) if !self.withheld => self.wake(now, tier, since, cause, 0),
+            Some(_) | None => self.phase = Phase::Asleep { tier, since },
         }
     }
 
@@ -199,7 +201,9 @@ impl Sandbox {
         self.tell(now, What::Died { death });
         self.drop_captures(now, Refusal::CaptureFailed { code: FailureCode::MachineLost });
         self.phase = Phase::Off { death, since: now };
-        if let Some(cause) = wake {
+        if let Some(cause) = wake
+            && !self.withheld
+        {
             self.start(now, Start::Boot, Some(cause));
         }
     }

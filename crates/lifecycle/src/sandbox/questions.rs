@@ -128,6 +128,11 @@ impl Sandbox {
         self.halted_since
     }
 
+    /// Whether the project's spending limit keeps it from waking (S23).
+    pub fn is_withheld(&self) -> bool {
+        self.withheld
+    }
+
     /// When its earliest timer is due, as far as its guest has said; to be stored with a sleeper. A timer that was due
     /// before `now` may be among it.
     pub fn timer_due(&self) -> Option<Time> {

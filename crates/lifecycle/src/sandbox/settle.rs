@@ -37,6 +37,10 @@ impl Sandbox {
                     self.phase = Phase::CapturingAwake { attempt, capture, since };
                 } else if let Some((cause, tier)) = self.sleep_asked.take() {
                     self.suspend(now, cause, tier);
+                } else if self.withheld {
+                    if self.withhold_not_before <= now {
+                        self.suspend(now, SleepCause::Spending, Tier::Disk);
+                    }
                 } else {
                     self.listen(now);
                     self.consider_sleep(now);
@@ -186,7 +190,7 @@ impl Sandbox {
     }
 
     pub(super) fn timer_wake_at(&self) -> Option<Time> {
-        if self.policy.awake_ports {
+        if self.policy.awake_ports || self.withheld {
             return None;
         }
         self.facts.timer_due().map(|due| due.minus_ms(TIMER_LEAD_MS).max(self.wake_not_before))

@@ -133,8 +133,11 @@ impl Sandbox {
             return Err(Refusal::TooManyCaptures);
         }
         self.captures.push_back(capture);
-        if matches!(self.phase, Phase::Off { .. }) {
-            self.need(now, Cause::Capture)?;
+        if matches!(self.phase, Phase::Off { .. })
+            && let Err(refusal) = self.need(now, Cause::Capture)
+        {
+            self.captures.pop_back();
+            return Err(refusal);
         }
         self.settle(now);
         Ok(Served::Later)
@@ -142,6 +145,9 @@ impl Sandbox {
 
     /// Boots it from its disk; what ran is lost (S15). Also the cure of one that failed (S17).
     pub fn handle_restart(&mut self, now: Time) -> Result<Served, Refusal> {
+        if self.withheld && !matches!(self.phase, Phase::Deleting { .. } | Phase::Deleted) {
+            return Err(Refusal::SpendingLimit);
+        }
         match self.phase {
             Phase::Starting { .. } => return Ok(Served::Later),
             Phase::Deleting { .. } | Phase::Deleted => return Err(Refusal::Deleted),
@@ -196,6 +202,7 @@ impl Sandbox {
     }
 
     pub(super) fn need(&mut self, now: Time, cause: Cause) -> Result<Served, Refusal> {
+        self.check_spending()?;
         match self.phase {
             Phase::Running { .. } | Phase::CapturingAwake { .. } => {
                 match cause {
@@ -221,6 +228,29 @@ impl Sandbox {
             Phase::Deleting { .. } | Phase::Deleted => return Err(Refusal::Deleted),
         }
         Ok(Served::Later)
+    }
+
+    /// Refuses what would need a machine while the project's spending limit is reached (S23). What is wrong with the sandbox
+    /// itself is told first.
+    fn check_spending(&self) -> Result<(), Refusal> {
+        match self.phase {
+            Phase::Failed { .. } | Phase::Deleting { .. } | Phase::Deleted => Ok(()),
+            Phase::Starting { .. }
+            | Phase::Running { .. }
+            | Phase::CapturingAwake { .. }
+            | Phase::Suspending { .. }
+            | Phase::Asleep { .. }
+            | Phase::Demoting { .. }
+            | Phase::CapturingAsleep { .. }
+            | Phase::Waking { .. }
+            | Phase::Off { .. } => {
+                if self.withheld {
+                    Err(Refusal::SpendingLimit)
+                } else {
+                    Ok(())
+                }
+            }
+        }
     }
 
     /// Remembers what needs it and asks the host to turn back if it still can.

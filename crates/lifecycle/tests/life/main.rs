@@ -12,5 +12,6 @@ mod month;
 mod obedient;
 mod quiet;
 mod sleeping;
+mod spending;
 mod table;
 mod world;

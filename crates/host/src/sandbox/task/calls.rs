@@ -3,13 +3,14 @@
 use std::time::Instant;
 
 use api::host::Change;
-use api::sandbox::SleepTier;
+use api::sandbox::{Lack, SleepTier, WaitsFor};
 use api::{ApiError, Code};
 use lifecycle::{Call, CaptureId, Phase, Served, Start, Tier};
 use serde_json::Map;
 use tokio::sync::oneshot;
 
 use super::{Halt, Task, now};
+use crate::clock::{boot_to_unix_ms, rfc3339};
 use crate::exec::stands_still_error;
 use crate::guest::LinkState;
 use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
@@ -75,7 +76,10 @@ impl Task {
                         self.failure.as_deref(),
                     )
                 });
-                known.sandbox.waits_for = self.waits_for_disk().or_else(|| self.waits_for_memory());
+                known.sandbox.waits_for = self
+                    .waits_for_disk()
+                    .or_else(|| self.waits_for_memory())
+                    .or_else(|| self.waits_for_spending());
                 let halted = self.halt.is_some();
                 known.sandbox.checkpoint = self.checkpoints.as_ref().map(|checkpoints| {
                     self.record.with(|manifest| checkpoints.status(manifest, halted))
@@ -143,6 +147,18 @@ impl Task {
             }
             Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
         }
+    }
+
+    /// Whether it would sleep through everything now (S23).
+    fn waits_for_spending(&self) -> Option<WaitsFor> {
+        let since = self.core.last_sleep().map(|slept| slept.at.as_millis());
+        self.core.is_withheld().then(|| WaitsFor {
+            what: Lack::Spending,
+            since: rfc3339(boot_to_unix_ms(since.unwrap_or_else(|| now().as_millis()))),
+            position: None,
+            text: "is kept asleep, because the project's spending limit for this month is reached; nothing of it is deleted"
+                .to_owned(),
+        })
     }
 
     pub(super) fn ready(&self, call: Call, woke_ms: Option<f64>) -> Ready {

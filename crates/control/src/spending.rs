@@ -1,0 +1,93 @@
+//! The project's spending limit (S23): what its sandboxes use in a calendar month is looked at again and again, and their host
+//! is told whether they may go on.
+//!
+//! Counted is memory while awake, from the sums that sandboxes have anyway: what all have used, less what they had used when
+//! the month began. The host puts them to sleep and wakes none until it is told otherwise; nothing is ever deleted for it.
+
+use std::time::Duration;
+
+use api::project::Spending;
+use axum::extract::State;
+
+use crate::App;
+use crate::catalogue::Month;
+use crate::failure::Failure;
+
+/// Time between two looks: so much may be used beyond the limit.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// Looks again and again until the server stops.
+pub(crate) async fn run(app: App) {
+    loop {
+        if let Err(error) = look(&app).await {
+            tracing::error!(error = ?error, "what the project spends is not known; looked at again");
+        }
+        tokio::select! {
+            () = app.stop().cancelled() => return,
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+        }
+    }
+}
+
+/// What is used of the limit, if there is one; the host is told.
+pub(crate) async fn look(app: &App) -> Result<Option<Spending>, Failure> {
+    let Some(limit) = app.catalogue().project().spending_limit else {
+        app.host().limit_spending(false);
+        if app.catalogue().spending_month().await?.is_some() {
+            app.catalogue().set_spending_month(None).await?;
+        }
+        return Ok(None);
+    };
+    let axum::Json(used) = crate::routes::usage::of_all(State(app.clone())).await?;
+    let used = used.total.memory_gib_seconds;
+    let known = app.catalogue().spending_month().await?;
+    let month = counted(known.as_ref(), &this_month(), used);
+    if known.as_ref() != Some(&month) {
+        app.catalogue().set_spending_month(Some(&month)).await?;
+    }
+    let spent = whole(used - month.from_gib_seconds);
+    let reached = spent >= limit.memory_gib_seconds;
+    app.host().limit_spending(reached);
+    Ok(Some(Spending { month: month.month, memory_gib_seconds: spent, reached }))
+}
+
+/// The month that counts now: another one begins with what was used until then. Where less was used than was once known, a
+/// sandbox was taken over by another host, and what it had used with it.
+fn counted(known: Option<&Month>, this: &str, used: f64) -> Month {
+    match known {
+        Some(month) if month.month == this => {
+            Month { from_gib_seconds: month.from_gib_seconds.min(used), ..month.clone() }
+        }
+        _ => Month { month: this.to_owned(), from_gib_seconds: used },
+    }
+}
+
+fn this_month() -> String {
+    // `2026-11-30T…Z`: the first seven are the month.
+    jiff::Timestamp::now().to_string().chars().take(7).collect()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a sum of GiB-seconds fits, and is not negative after `max`"
+)]
+fn whole(number: f64) -> u64 {
+    number.max(0.0).floor() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s23_each_month_begins_with_nothing_spent() {
+        let first = counted(None, "2026-11", 100.0);
+        assert_eq!(first, Month { month: "2026-11".to_owned(), from_gib_seconds: 100.0 });
+        assert_eq!(counted(Some(&first), "2026-11", 150.0), first);
+        let next = counted(Some(&first), "2026-12", 180.5);
+        assert_eq!(next, Month { month: "2026-12".to_owned(), from_gib_seconds: 180.5 });
+        assert!((counted(Some(&next), "2026-12", 20.0).from_gib_seconds - 20.0).abs() < 1e-9);
+        assert_eq!((whole(2.9), whole(-1.0)), (2, 0));
+    }
+}
