@@ -280,6 +280,38 @@ impl Lab {
         ]
     }
 
+    /// Prints a line for each guest that is there at the end, for whoever wants to know on what a rule was proven:
+    /// `guest web: QEMU 1234, boot id 5f3c…, tiers memory, disk`. Wakes none: one that sleeps on disk has no QEMU.
+    fn tell_guests(&self, all: &Value) {
+        let qemus = proc::qemus_below(&self.data());
+        for sandbox in all.as_array().into_iter().flatten() {
+            let (id, name) = (sandbox["id"].as_str().unwrap_or(""), sandbox["name"].as_str());
+            let mut tiers: Vec<String> = Vec::new();
+            for slept in self.events(id, "slept").iter().chain(&self.events(id, "demoted")) {
+                let tier = slept["data"]["tier"].as_str().unwrap_or("").to_owned();
+                if !tiers.contains(&tier) {
+                    tiers.push(tier);
+                }
+            }
+            let tiers = if tiers.is_empty() { "none".to_owned() } else { tiers.join(", ") };
+            let own = qemus.iter().find(|pid| {
+                let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+                !id.is_empty() && String::from_utf8_lossy(&line).contains(id)
+            });
+            let qemu = own.map_or_else(|| "none".to_owned(), i32::to_string);
+            let is_awake = sandbox["status"] == "running" && sandbox["waits_for"].is_null();
+            let boot = is_awake.then(|| self.boot_id(id)).flatten();
+            let boot = boot.unwrap_or_else(|| "not asked".to_owned());
+            println!("guest {}: QEMU {qemu}, boot id {boot}, tiers {tiers}", name.unwrap_or(id));
+        }
+    }
+
+    fn boot_id(&self, sandbox: &str) -> Option<String> {
+        let asked = self.run(&["exec", sandbox, "--", "cat", "/proc/sys/kernel/random/boot_id"]);
+        let id = String::from_utf8(asked.stdout).ok()?.trim().to_owned();
+        (asked.status.success() && !id.is_empty()).then_some(id)
+    }
+
     /// Deletes every sandbox, ends the daemon, and looks that nothing is left.
     #[track_caller]
     pub fn tear_down(&mut self) {
@@ -287,6 +319,7 @@ impl Lab {
             return;
         }
         let all = self.json(&["sandboxes", "list"]);
+        self.tell_guests(&all);
         for sandbox in all.as_array().into_iter().flatten() {
             self.ok(&["sandboxes", "delete", sandbox["id"].as_str().expect("an id")]);
         }

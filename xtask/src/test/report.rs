@@ -17,6 +17,8 @@ pub(super) struct Test {
     /// With its modules: `idle::tests::s02_cpu_keeps_awake`.
     pub(super) name: String,
     pub(super) outcome: Outcome,
+    /// On which guests, as the test has printed it: `web: QEMU 1234, boot id …, tiers memory, disk`.
+    pub(super) guests: Vec<String>,
 }
 
 /// How a test can go. The worse is the greater.
@@ -80,7 +82,18 @@ pub(super) fn read_junit(xml: &str) -> Vec<Test> {
             }
             "testcase" => {
                 let name = attribute(attributes, "name").unwrap_or_default();
-                tests.push(Test { package: package.clone(), name, outcome: Outcome::Passed });
+                tests.push(Test {
+                    package: package.clone(),
+                    name,
+                    outcome: Outcome::Passed,
+                    guests: Vec::new(),
+                });
+            }
+            "system-out" => {
+                let text = attributes.split_once('>').map_or(attributes, |(_, text)| text);
+                if let Some(test) = tests.last_mut() {
+                    test.guests.extend(guests(text));
+                }
             }
             "failure" | "error" | "skipped" => {
                 if let Some(test) = tests.last_mut() {
@@ -92,6 +105,12 @@ pub(super) fn read_junit(xml: &str) -> Vec<Test> {
         }
     }
     tests
+}
+
+/// What a test has printed about its guests, wherever in a line.
+fn guests(output: &str) -> impl Iterator<Item = String> {
+    let told = output.lines().filter_map(|line| line.split_once("guest ").map(|(_, told)| told));
+    told.filter(|told| told.contains(": QEMU ")).map(|told| told.trim().to_owned())
 }
 
 fn attribute(attributes: &str, name: &str) -> Option<String> {
@@ -120,7 +139,7 @@ pub(super) fn read_lines(package: &str, output: &str) -> Vec<Test> {
         .filter_map(|(name, word)| {
             let outcome = outcome(word.split([',', ' ']).next()?)?;
             let name = name.trim_end_matches(" - should panic").to_owned();
-            Some(Test { package: package.to_owned(), name, outcome })
+            Some(Test { package: package.to_owned(), name, outcome, guests: Vec::new() })
         })
         .collect()
 }
@@ -142,6 +161,8 @@ mod tests {
             <testsuites name="nextest-run" tests="3" failures="1" errors="0" time="0.1">
               <testsuite name="lifecycle" tests="2" disabled="0" errors="0" failures="1">
                 <testcase name="tests::s02_quiet" classname="lifecycle" timestamp="x" time="0.001">
+                  <system-out>test x ... guest web: QEMU 7, boot id 5f, tiers disk
+guest of honour</system-out>
                 </testcase>
                 <testcase name="tests::s03_timer" classname="lifecycle" time="0.001">
                   <failure message="x &lt;testcase name=&quot;a&quot;&gt;" type="test failure">text</failure>
@@ -158,6 +179,7 @@ mod tests {
                 "e2e tour Passed"
             ]
         );
+        assert_eq!(read_junit(xml)[0].guests, ["web: QEMU 7, boot id 5f, tiers disk"]);
     }
 
     #[test]
@@ -172,7 +194,12 @@ mod tests {
 
     #[test]
     fn a_run_is_good_only_if_something_passed_and_nothing_failed() {
-        let test = |outcome| Test { package: "p".to_owned(), name: "n".to_owned(), outcome };
+        let test = |outcome| Test {
+            package: "p".to_owned(),
+            name: "n".to_owned(),
+            outcome,
+            guests: Vec::new(),
+        };
         let mut report = Report { ended_well: true, ..Report::default() };
         assert!(!report.is_good(), "no test ran");
         report.add(test(Outcome::Passed));

@@ -51,8 +51,9 @@ fn proven_by(name: &str) -> Vec<String> {
 impl Rules {
     /// The table as Markdown.
     pub(super) fn table(&self) -> String {
-        let mut text =
-            String::from("| rule | what | tests | result |\n| --- | --- | --- | --- |\n");
+        let mut text = String::from(
+            "| rule | what | tests | result | guests |\n| --- | --- | --- | --- | --- |\n",
+        );
         for rule in &self.0 {
             let names: Vec<_> = rule
                 .tests
@@ -60,7 +61,10 @@ impl Rules {
                 .map(|test| format!("`{}` {}{}", test.package, test.name, mark(test)))
                 .collect();
             let names = if names.is_empty() { "none yet".to_owned() } else { names.join("<br>") };
-            let line = format!("| {} | {} | {names} | {} |\n", rule.id, rule.title, rule.result());
+            let guests: Vec<_> = rule.tests.iter().flat_map(|test| &test.guests).cloned().collect();
+            let guests = guests.join("<br>");
+            let (id, title, result) = (&rule.id, &rule.title, rule.result());
+            let line = format!("| {id} | {title} | {names} | {result} | {guests} |\n");
             text.push_str(&line);
         }
         text
@@ -135,15 +139,16 @@ mod tests {
         for (name, outcome) in
             [("s01_a", Outcome::Passed), ("m::s01_b", Outcome::Failed), ("s03_c", Outcome::Passed)]
         {
-            report.add(Test { package: "e2e".to_owned(), name: name.to_owned(), outcome });
+            let guests = if name == "s03_c" { vec!["web: QEMU 7".to_owned()] } else { Vec::new() };
+            report.add(Test { package: "e2e".to_owned(), name: name.to_owned(), outcome, guests });
         }
         let rules = of(specification, &report);
         assert_eq!(
             rules.table(),
-            "| rule | what | tests | result |\n| --- | --- | --- | --- |\n\
-             | S1 | Status | `e2e` s01_a<br>`e2e` m::s01_b (failed) | failed |\n\
-             | S2 | Sleep | none yet | no test yet |\n\
-             | S3 | Timers | `e2e` s03_c | passed |\n"
+            "| rule | what | tests | result | guests |\n| --- | --- | --- | --- | --- |\n\
+             | S1 | Status | `e2e` s01_a<br>`e2e` m::s01_b (failed) | failed |  |\n\
+             | S2 | Sleep | none yet | no test yet |  |\n\
+             | S3 | Timers | `e2e` s03_c | passed | web: QEMU 7 |\n"
         );
         assert_eq!(
             rules.summary(),
