@@ -580,3 +580,25 @@ fn s18_drives_come_along_and_the_host_that_lost_them_keeps_its_files() {
         other.tear_down();
     });
 }
+
+#[test]
+fn s19_a_sandbox_with_volumes_has_no_checkpoints_and_says_so() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        let folder = lab.scratch().join("files");
+        std::fs::create_dir_all(&folder).expect("made");
+        lab.ok(&["volumes", "create", "files", &folder.to_string_lossy()]);
+        counter(lab, "web", &["--checkpoint", "1", "--volume", "files:/files"]);
+        let error = until("it says why there is none", || {
+            lab.view("web")["checkpoint"]["error"].as_str().map(str::to_owned)
+        });
+        assert_eq!(error, "no checkpoints are taken of a sandbox with volumes");
+        assert_eq!(lab.view("web")["checkpoint"]["last_at"], Value::Null);
+        assert!(!lab.events("web", "checkpoint_failed").is_empty());
+        assert_eq!(ask(lab, "web"), 1, "it runs on");
+        lab.ok(&["sandboxes", "restart", "web", "--no-volumes"]);
+        wait_checkpoints(lab, "web", 1);
+        assert_eq!(lab.view("web")["checkpoint"]["error"], Value::Null);
+    });
+}

@@ -275,3 +275,66 @@ fn s15_a_restart_gives_other_drives_and_takes_them() {
         assert_eq!(copies(), 0);
     });
 }
+
+#[test]
+fn s22_many_share_a_volume_and_none_writes_it() {
+    isolated(test_name!(), |lab| {
+        let folder = lab.scratch().join("models");
+        std::fs::create_dir_all(folder.join("deep/er")).expect("made");
+        std::fs::write(folder.join("deep/er/weights"), vec![7; 3 << 20]).expect("written");
+        std::fs::write(folder.join("run.sh"), "#!/bin/sh\necho runs\n").expect("written");
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(folder.join("run.sh"), mode).expect("permissions");
+        std::os::unix::fs::symlink("deep/er/weights", folder.join("link")).expect("linked");
+        let folder = folder.to_string_lossy().into_owned();
+        lab.ok(&["volumes", "create", "models", &folder]);
+        let volume = lab.json(&["volumes", "get", "models"]);
+        assert_eq!(
+            (&volume["content_bytes"], &volume["attached_to"]),
+            (&(3 * (1 << 20) + 20).into(), &serde_json::json!([]))
+        );
+        lab.ok(&["drives", "create", "data", "--size", "64"]);
+
+        let look = "md5sum </models/link; /models/run.sh; touch /models/x 2>/dev/null || mount -o remount,rw /models 2>/dev/null || echo no";
+        let one = "sandboxes create --name one --memory-mib 256 --volume models:/models --drive data:/data";
+        lab.ok(&one.split(' ').collect::<Vec<_>>());
+        let seen = lab.sh("one", look);
+        assert!(seen.ends_with("runs\nno"), "{seen}");
+        let two = "sandboxes create --name two --memory-mib 256 --volume models:/models";
+        lab.ok(&two.split(' ').collect::<Vec<_>>());
+        assert_eq!(lab.sh("two", look), seen);
+        // Asleep, forked, kept, restarted, found again by another daemon: it is there.
+        for tier in ["memory", "disk"] {
+            lab.ok(&["sandboxes", "sleep", "one", "--tier", tier]);
+            assert_eq!(lab.sh("one", look), seen);
+        }
+        lab.sh("one", "echo own >/data/x");
+        lab.ok(&["fork", "one", "--name", "three"]);
+        lab.ok(&["snapshots", "create", "one", "kept"]);
+        lab.ok(&["sandboxes", "create", "--name", "four", "--snapshot", "kept"]);
+        lab.ok(&["sandboxes", "restart", "two"]);
+        for name in ["two", "three", "four"] {
+            assert_eq!(lab.sh(name, look), seen, "{name}");
+            assert_eq!(lab.view(name)["volumes"][0]["path"], "/models");
+        }
+        assert_eq!(lab.sh("three", "cat /data/x"), "own");
+        lab.kill_daemon();
+        lab.start();
+        let users = lab.json(&["volumes", "get", "models"])["attached_to"].as_array().map(Vec::len);
+        assert_eq!(users, Some(4));
+        refused(lab, &["volumes", "create", "models", &folder], "already");
+        refused(lab, &["sandboxes", "create", "--volume", "none:/x"], "no volume `none`");
+        refused(lab, &["volumes", "delete", "models"], "(and 3 more) has the volume `models`");
+
+        // A restart takes it and leaves the drives, also a fork's copies.
+        lab.ok(&["sandboxes", "restart", "three", "--no-volumes"]);
+        assert_eq!(lab.sh("three", "cat /data/x; ls /models | wc -l"), "own\n0");
+        lab.ok(&["sandboxes", "restart", "three", "--volume", "models:/srv/models"]);
+        assert_eq!(lab.sh("three", "cat /data/x; /srv/models/run.sh"), "own\nruns");
+        lab.ok(&["sandboxes", "delete", "one", "two", "three", "four"]);
+        refused(lab, &["volumes", "delete", "models"], "the snapshot `kept` has the volume");
+        lab.ok(&["snapshots", "delete", "kept"]);
+        lab.ok(&["volumes", "delete", "models"]);
+        assert_eq!(lab.json(&["volumes", "list"]).as_array().map(Vec::len), Some(0));
+    });
+}

@@ -238,7 +238,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 22] = [
+const IN_DATA: [&str; 23] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",
@@ -261,6 +261,7 @@ const IN_DATA: [&str; 22] = [
     "sandboxes",
     "snapshots",
     "templates",
+    "volumes",
 ];
 
 /// Deletes what is Dormouse's in the data folder, if it looks like one, and the folder if nothing else is in it.

@@ -1,4 +1,4 @@
-//! Drives: disks that outlive sandboxes, attached to one sandbox at a time.
+//! Drives: disks that outlive sandboxes, attached to one sandbox at a time. Volumes: files that many share and none can write.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::SandboxId;
 pub const DRIVE_MIB_DEFAULT: u64 = 10 * 1024;
 /// Least and most size of a drive, MiB: 64 MiB to 1 TiB.
 pub const DRIVE_MIB_RANGE: std::ops::RangeInclusive<u64> = 64..=1024 * 1024;
-/// Most drives of a sandbox: as many as its machine has places for.
+/// Most drives and volumes of a sandbox: as many as its machine has places for.
 pub const DRIVES_MAX: usize = 8;
 
 /// A drive to be made.
@@ -90,4 +90,50 @@ pub struct Drive {
 pub struct DriveList {
     /// The drives.
     pub drives: Vec<Drive>,
+}
+
+/// A volume that a sandbox has.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"name": "models", "path": "/models"}))]
+pub struct AttachVolume {
+    /// Its name.
+    pub name: String,
+    /// Absolute path of the folder in the sandbox where its files are; made if it is not there, and hiding what is in it.
+    pub path: String,
+}
+
+/// Who has a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+pub struct VolumeUser {
+    /// The sandbox.
+    pub id: SandboxId,
+    /// That sandbox's name.
+    pub name: String,
+}
+
+/// Files that many sandboxes share and none can write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(example = json!({"name": "models", "entries": 214, "content_bytes": 734_003_200, "stored_bytes": 736_100_352, "created_at": "2026-11-30T10:15:30.123Z", "attached_to": [{"id": "k3vq7mzt2abc", "name": "web"}]}))]
+pub struct Volume {
+    /// Its name.
+    pub name: String,
+    /// Files, folders and links in it.
+    pub entries: u64,
+    /// Bytes in its files.
+    pub content_bytes: u64,
+    /// What it takes on the host's disk, bytes, however many have it.
+    pub stored_bytes: u64,
+    /// When it was made, RFC 3339.
+    pub created_at: String,
+    /// The sandboxes that have it, awake or asleep.
+    pub attached_to: Vec<VolumeUser>,
+}
+
+/// All volumes, by name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[schema(example = json!({"volumes": []}))]
+pub struct VolumeList {
+    /// The volumes.
+    pub volumes: Vec<Volume>,
 }

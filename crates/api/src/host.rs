@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{broadcast, mpsc};
 
 use crate::checkpoint::Checkpoint;
-use crate::drive::{AttachDrive, CreateDrive, Drive};
+use crate::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
 use crate::file::FileInfo;
 use crate::sandbox::{PolicyPatch, Sandbox, SleepTier};
@@ -40,6 +40,8 @@ pub struct NewSandbox {
     pub memory_mib: u32,
     /// Drives that it has, which nobody else has then.
     pub drives: Vec<AttachDrive>,
+    /// Volumes that it has.
+    pub volumes: Vec<AttachVolume>,
     /// Environment of every command.
     pub env: BTreeMap<String, String>,
     /// Free labels.
@@ -276,6 +278,22 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// Removes a drive that no sandbox has.
     async fn drive_delete(&self, name: &str) -> Result<(), ApiError>;
 
+    /// Makes a volume of the files in a tar stream.
+    async fn volume_create(
+        &self,
+        name: &str,
+        archive: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Volume, ApiError>;
+
+    /// All volumes of this host, by name.
+    async fn volumes(&self) -> Result<Vec<Volume>, ApiError>;
+
+    /// One volume.
+    async fn volume_view(&self, name: &str) -> Result<Volume, ApiError>;
+
+    /// Removes a volume that no sandbox and no snapshot has.
+    async fn volume_delete(&self, name: &str) -> Result<(), ApiError>;
+
     /// The newest checkpoint of each sandbox in the host's store, oldest first; whoever's they are.
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError>;
 
@@ -301,11 +319,12 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// What it has used since it was made. Asleep is fine.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError>;
 
-    /// Boots it anew from its disk; with these drives from now on, where some are given.
+    /// Boots it anew from its disk; with these drives and these volumes from now on, where some are given.
     async fn restart(
         &self,
         id: &SandboxId,
         drives: Option<Vec<AttachDrive>>,
+        volumes: Option<Vec<AttachVolume>>,
     ) -> Result<Sandbox, ApiError>;
 
     /// Removes it and all it kept; answers when it is gone. Gone already: fine.

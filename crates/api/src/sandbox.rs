@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::SandboxId;
 use crate::checkpoint::{CheckpointSetting, CheckpointStatus};
-use crate::drive::{AttachDrive, SandboxDrive};
+use crate::drive::{AttachDrive, AttachVolume, SandboxDrive};
 
 /// Seconds of quiet after which a sandbox sleeps, unless it says otherwise.
 pub const SLEEP_AFTER_SECONDS_DEFAULT: u64 = 30;
@@ -131,6 +131,10 @@ with_policy! {
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         #[schema(max_items = 8)]
         pub drives: Vec<AttachDrive>,
+        /// Volumes that it shall have; with the drives at most 8. It has no checkpoints then.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        #[schema(max_items = 8)]
+        pub volumes: Vec<AttachVolume>,
         /// Environment of every command. Fixed at the command's start.
         #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
         pub env: BTreeMap<String, String>,
@@ -233,6 +237,10 @@ pub struct RestartRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 8)]
     pub drives: Option<Vec<AttachDrive>>,
+    /// Volumes that it shall have from now on, in place of those that it has; `[]`: none. Absent: it keeps what it has.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(max_items = 8)]
+    pub volumes: Option<Vec<AttachVolume>>,
 }
 
 /// Puts to sleep.
@@ -368,6 +376,9 @@ pub struct Sandbox {
     /// Its drives.
     #[serde(default)]
     pub drives: Vec<SandboxDrive>,
+    /// Its volumes.
+    #[serde(default)]
+    pub volumes: Vec<AttachVolume>,
     /// Environment of every command.
     pub env: BTreeMap<String, String>,
     /// Free labels.

@@ -152,6 +152,17 @@ impl FromRequestParts<App> for DriveName {
     }
 }
 
+/// The volume that the path names, or that is to be made under this name.
+pub(crate) struct VolumeName(pub(crate) String);
+
+impl FromRequestParts<App> for VolumeName {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        path_param(parts, app, "name").await.map(Self)
+    }
+}
+
 /// The sandbox whose checkpoint the path names: the store knows it, the catalogue need not.
 pub(crate) struct CheckpointOf(pub(crate) api::SandboxId);
 

@@ -224,6 +224,7 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
         cpus: request.cpus.unwrap_or(CPUS_DEFAULT),
         memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
         drives: request.drives,
+        volumes: request.volumes,
         env: request.env,
         labels: request.labels,
         policy,
@@ -276,7 +277,11 @@ fn new_entry(app: &App, order: &Order, name: Option<String>) -> Result<Entry, Fa
 /// What a ready copy must be to stand for this order; `None`: none can.
 fn kind(order: &Order) -> Option<Kind> {
     match order {
-        Order::Create(request) if request.snapshot.is_none() && request.drives.is_empty() => {
+        Order::Create(request)
+            if request.snapshot.is_none()
+                && request.drives.is_empty()
+                && request.volumes.is_empty() =>
+        {
             Some(Kind {
                 image: request.image.clone().unwrap_or_else(|| IMAGE_DEFAULT.to_owned()),
                 cpus: request.cpus.unwrap_or(CPUS_DEFAULT),

@@ -25,7 +25,7 @@ use crate::routes;
     tags(
         (name = "sandboxes", description = "Making, changing, sleeping, forking and deleting"),
         (name = "snapshots", description = "Kept moments of sandboxes, from which others are made"),
-        (name = "drives", description = "Disks that outlive sandboxes"),
+        (name = "drives", description = "Disks that outlive sandboxes, and volumes that many of them share"),
         (name = "checkpoints", description = "Awake sandboxes in an object store, for when their host is lost"),
         (name = "execs", description = "Commands in a sandbox"),
         (name = "terminals", description = "Terminals in a sandbox, looked at and typed to by several"),

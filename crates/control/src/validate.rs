@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use api::ApiError;
 use api::checkpoint::EVERY_SECONDS_RANGE;
-use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_RANGE, DRIVES_MAX};
+use api::drive::{AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_RANGE, DRIVES_MAX};
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
 use api::project::DELETE_AFTER_IDLE_DAYS_MAX;
 use api::sandbox::{
@@ -64,6 +64,7 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
             ("cpus", request.cpus.is_some()),
             ("memory_mib", request.memory_mib.is_some()),
             ("drives", !request.drives.is_empty()),
+            ("volumes", !request.volumes.is_empty()),
         ];
         if let Some((field, _)) = also.into_iter().find(|(_, given)| *given) {
             let text = format!("`{field}`: the snapshot decides about this");
@@ -72,7 +73,7 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
             );
         }
     }
-    attached(&request.drives)?;
+    attached(&request.drives, &request.volumes)?;
     env(&request.env)?;
     labels(&request.labels)?;
     policy(&request.policy())
@@ -90,25 +91,31 @@ pub(crate) fn drive(request: &CreateDrive) -> Result<(), ApiError> {
     }
 }
 
-/// Checks drives that a sandbox shall have.
-pub(crate) fn attached(drives: &[AttachDrive]) -> Result<(), ApiError> {
-    if drives.len() > DRIVES_MAX {
-        let error = ApiError::invalid("drives", format!("`drives`: {} drives", drives.len()));
-        return Err(error.hint(format!("at most {DRIVES_MAX}")));
+/// Checks drives and volumes that a sandbox shall have.
+pub(crate) fn attached(drives: &[AttachDrive], volumes: &[AttachVolume]) -> Result<(), ApiError> {
+    let count = drives.len() + volumes.len();
+    if count > DRIVES_MAX {
+        let field = if drives.is_empty() { "volumes" } else { "drives" };
+        let error = ApiError::invalid(field, format!("`{field}`: {count} drives and volumes"));
+        return Err(error.hint(format!("at most {DRIVES_MAX} together")));
     }
-    for (at, drive) in drives.iter().enumerate() {
-        let field = format!("drives[{at}].name");
-        name(&field, &drive.name)?;
-        if drives[..at].iter().any(|other| other.name == drive.name) {
-            let text = format!("`{field}`: `{}` is there twice", drive.name);
+    let drives = drives.iter().map(|drive| ("drives", &drive.name, &drive.path));
+    let volumes = volumes.iter().map(|volume| ("volumes", &volume.name, &volume.path));
+    let mut seen: Vec<(&str, &String, &String)> = Vec::new();
+    for (kind, given, at) in drives.chain(volumes) {
+        let number = seen.iter().filter(|(other, ..)| *other == kind).count();
+        let field = format!("{kind}[{number}].name");
+        name(&field, given)?;
+        if seen.iter().any(|(other, name, _)| *other == kind && *name == given) {
+            return Err(ApiError::invalid(&field, format!("`{field}`: `{given}` is there twice")));
+        }
+        let field = format!("{kind}[{number}].path");
+        mount_path(&field, at)?;
+        if seen.iter().any(|(_, _, other)| parts(other).eq(parts(at))) {
+            let text = format!("`{field}`: another drive or volume has this path");
             return Err(ApiError::invalid(&field, text));
         }
-        let field = format!("drives[{at}].path");
-        mount_path(&field, &drive.path)?;
-        if drives[..at].iter().any(|other| parts(&other.path).eq(parts(&drive.path))) {
-            let text = format!("`{field}`: another drive has this path");
-            return Err(ApiError::invalid(&field, text));
-        }
+        seen.push((kind, given, at));
     }
     Ok(())
 }
@@ -533,15 +540,19 @@ mod tests {
             path: path.to_owned(),
             read_only: false,
         };
-        let field = |drives: &[AttachDrive]| attached(drives).expect_err("refused").field;
-        attached(&[drive("a", "/data"), drive("b", "/data/b"), drive("c", "/home/x/c")]).unwrap();
+        let field = |drives: &[AttachDrive]| attached(drives, &[]).expect_err("refused").field;
+        let volume = AttachVolume { name: "a".to_owned(), path: "/data/b".to_owned() };
+        let good = [drive("a", "/data"), drive("b", "/data/b2"), drive("c", "/home/x/c")];
+        attached(&good, std::slice::from_ref(&volume)).unwrap();
+        let same = attached(&[drive("b", "/data/b")], &[volume]).expect_err("refused").field;
+        assert_eq!(same.as_deref(), Some("volumes[0].path"));
         for wrong in
             ["", "data", "/", "//", "/./", "/proc/x", "/dev", "/run/../data", "/etc/", "/a\nb"]
         {
             let field = field(&[drive("a", wrong)]);
             assert_eq!(field.as_deref(), Some("drives[0].path"), "{wrong}");
         }
-        attached(&[drive("a", "/devices"), drive("b", "/etc/app")]).unwrap();
+        attached(&[drive("a", "/devices"), drive("b", "/etc/app")], &[]).unwrap();
         let twice = field(&[drive("a", "/data"), drive("b", "/data/.")]);
         assert_eq!(twice.as_deref(), Some("drives[1].path"));
         let twice = field(&[drive("a", "/data"), drive("a", "/other")]);

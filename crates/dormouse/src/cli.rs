@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use api::drive::AttachDrive;
+use api::drive::{AttachDrive, AttachVolume};
 use api::sandbox::{SleepTier, Status};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -107,6 +107,9 @@ pub(crate) enum Command {
     /// Disks that outlive sandboxes, attached to one at a time (`sandboxes create --drive`).
     #[command(subcommand, visible_alias = "drive")]
     Drives(DrivesCommand),
+    /// Files that many sandboxes share and none can write (`sandboxes create --volume`).
+    #[command(subcommand, visible_alias = "volume")]
+    Volumes(VolumesCommand),
     /// Checkpoints in the object store, from which another host takes up a sandbox.
     #[command(subcommand)]
     Checkpoints(CheckpointsCommand),
@@ -185,6 +188,12 @@ pub(crate) enum SandboxesCommand {
         /// It shall have no drives from now on.
         #[arg(long, conflicts_with = "drives")]
         no_drives: bool,
+        /// A volume that it shall have from now on, in place of those that it has. May be given several times.
+        #[arg(long = "volume", value_name = "NAME:PATH", value_parser = volume)]
+        volumes: Vec<AttachVolume>,
+        /// It shall have no volumes from now on.
+        #[arg(long, conflicts_with = "volumes")]
+        no_volumes: bool,
     },
     /// Delete sandboxes with all they hold.
     #[command(visible_alias = "rm")]
@@ -260,6 +269,44 @@ pub(crate) enum DrivesCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum VolumesCommand {
+    /// Make a volume of what is in a folder. It never changes.
+    Create {
+        /// Its name: a-z, 0-9 and `-`.
+        name: String,
+        /// The folder whose contents it has; `-`: a tar stream from standard input.
+        folder: String,
+    },
+    /// List volumes, and which sandboxes have each.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Tell about one.
+    Get {
+        /// Its name.
+        name: String,
+    },
+    /// Delete volumes; refused while a sandbox or a snapshot has them.
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+}
+
+/// A volume and where it shall be: `NAME:PATH`.
+fn volume(text: &str) -> Result<AttachVolume, String> {
+    match text.split_once(':') {
+        Some((name, path)) if !name.is_empty() && path.starts_with('/') => {
+            Ok(AttachVolume { name: name.to_owned(), path: path.to_owned() })
+        }
+        _ => {
+            Err("the volume's name and a path in the sandbox, such as `models:/models`".to_owned())
+        }
+    }
+}
+
 /// MiB of a size such as `512`, `512M`, `10G` or `1T`.
 fn size_mib(text: &str) -> Result<u64, String> {
     let wrong = || "a number of MiB, or of `G` or `T`, such as `512`, `10G` or `1T`".to_owned();
@@ -306,6 +353,9 @@ pub(crate) struct SizeArgs {
     /// A drive that it shall have, and the folder where; `:ro`: it cannot write it. May be given several times.
     #[arg(long = "drive", value_name = "NAME:PATH[:ro]", value_parser = drive, conflicts_with = "snapshot")]
     pub(crate) drives: Vec<AttachDrive>,
+    /// A volume that it shall have, and the folder where. May be given several times.
+    #[arg(long = "volume", value_name = "NAME:PATH", value_parser = volume, conflicts_with = "snapshot")]
+    pub(crate) volumes: Vec<AttachVolume>,
     /// Environment of every command; may be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) env: Vec<(String, String)>,

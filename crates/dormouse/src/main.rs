@@ -106,9 +106,17 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Sandboxes(SandboxesCommand::Sleep(arguments)) => {
             commands::sandboxes::sleep(&client()?, arguments, json).await
         }
-        Command::Sandboxes(SandboxesCommand::Restart { name, drives, no_drives }) => {
+        Command::Sandboxes(SandboxesCommand::Restart {
+            name,
+            drives,
+            no_drives,
+            volumes,
+            no_volumes,
+        }) => {
             let drives = (no_drives || !drives.is_empty()).then_some(drives);
-            commands::sandboxes::restart(&client()?, &name, drives, json).await
+            let volumes = (no_volumes || !volumes.is_empty()).then_some(volumes);
+            let body = api::sandbox::RestartRequest { drives, volumes };
+            commands::sandboxes::restart(&client()?, &name, &body, json).await
         }
         Command::Sandboxes(SandboxesCommand::Delete { names }) => {
             commands::sandboxes::delete(&client()?, &names, json).await
@@ -135,6 +143,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
             commands::sandboxes::link(&client()?, &name, port, json).await
         }
         Command::Drives(command) => commands::drives::drives(&client()?, command, json).await,
+        Command::Volumes(command) => commands::volumes::volumes(&client()?, command, json).await,
         Command::Snapshots(command) => {
             commands::snapshots::snapshots(&client()?, command, json).await
         }

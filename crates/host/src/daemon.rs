@@ -31,6 +31,7 @@ use crate::snapshots::Snapshots;
 use crate::template::Templates;
 use crate::terminals::{Terminals, forget_the_lost};
 use crate::timeline::WATCH_BACKLOG;
+use crate::volumes::Volumes;
 
 /// How long a daemon that starts waits for one that is ending: as long as the child of a loaded machine takes to become
 /// another program, and no longer than whoever starts a second one by mistake likes to wait.
@@ -158,8 +159,11 @@ impl Daemon {
         let budget = Budget::new(settings.memory_budget_mib);
         let dir = settings.drives_dir();
         let drives = Arc::new(Drives::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
+        let dir = settings.volumes_dir();
+        let volumes = Arc::new(Volumes::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
         let ground = Arc::new(Ground {
             drives,
+            volumes,
             spending: tokio::sync::watch::Sender::new(false),
             disk_low,
             settings,

@@ -1,6 +1,8 @@
 //! The verbs about drives, and what a client is told when one cannot be had.
 
-use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_DEFAULT, Drive, DriveUser};
+use api::drive::{
+    AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_DEFAULT, DRIVES_MAX, Drive, DriveUser,
+};
 use api::{ApiError, Code, SandboxId};
 
 use crate::clock::rfc3339;
@@ -12,6 +14,33 @@ use crate::manifest::{DriveKind, DriveUse};
 use crate::sandbox::Handle;
 use crate::sandbox::work::is_full;
 use crate::verbs::internal;
+use crate::volumes::VolumeClaim;
+
+/// Drives and volumes that a sandbox has while this lives, and keeps if [`keep`](Self::keep) is called.
+#[derive(Debug)]
+pub(crate) struct Claims {
+    drives: Claim,
+    volumes: VolumeClaim,
+}
+
+impl Claims {
+    /// They are the sandbox's until it gives them back.
+    pub(crate) fn keep(self) {
+        self.drives.keep();
+        self.volumes.keep();
+    }
+}
+
+/// Drives that a sandbox shall have.
+pub(crate) fn drive_uses(wanted: &[AttachDrive]) -> Vec<DriveUse> {
+    let uses = wanted.iter().map(|drive| DriveUse {
+        name: drive.name.clone(),
+        path: drive.path.clone(),
+        read_only: drive.read_only,
+        kind: DriveKind::Drive,
+    });
+    uses.collect()
+}
 
 /// How often a sandbox is booted for a restart with other drives: a boot that was under way does not count.
 const RESTARTS_MAX: u32 = 2;
@@ -45,21 +74,19 @@ impl Daemon {
         removed.map_err(|error| self.drive_error("name", name, &error))
     }
 
-    /// Takes drives for a sandbox.
-    pub(crate) fn claim_drives(
+    /// Takes drives and volumes for a sandbox: drives have the first places.
+    pub(crate) fn claim_all(
         &self,
         id: &SandboxId,
-        wanted: &[AttachDrive],
-    ) -> Result<(Vec<DriveUse>, Claim), ApiError> {
-        let uses: Vec<DriveUse> = wanted
-            .iter()
-            .map(|drive| DriveUse {
-                name: drive.name.clone(),
-                path: drive.path.clone(),
-                read_only: drive.read_only,
-                kind: DriveKind::Drive,
-            })
-            .collect();
+        mut uses: Vec<DriveUse>,
+        volumes: &[AttachVolume],
+    ) -> Result<(Vec<DriveUse>, Claims), ApiError> {
+        uses.extend(volumes.iter().map(|volume| DriveUse {
+            name: volume.name.clone(),
+            path: volume.path.clone(),
+            read_only: true,
+            kind: DriveKind::Volume,
+        }));
         let claimed = self.ground.drives.claim(id, &uses).map_err(|(at, error)| {
             let name = &uses[at].name;
             let error = self.drive_error(&format!("drives[{at}].name"), name, &error);
@@ -67,7 +94,8 @@ impl Daemon {
             let code = if error.code == Code::NotFound { Code::InvalidRequest } else { error.code };
             ApiError { code, ..error }
         })?;
-        Ok((uses, claimed))
+        let volumes = self.claim_volumes(id, &uses)?;
+        Ok((uses, Claims { drives: claimed, volumes }))
     }
 
     /// Boots a sandbox with these drives in place of those that it has. One that is being booted at this moment is booted
@@ -75,10 +103,23 @@ impl Daemon {
     pub(crate) async fn restart_with(
         &self,
         handle: &Handle,
-        wanted: &[AttachDrive],
+        drives: Option<Vec<AttachDrive>>,
+        volumes: Option<Vec<AttachVolume>>,
     ) -> Result<(), ApiError> {
         let _alone = handle.attaching().await;
-        let (uses, claim) = self.claim_drives(handle.id(), wanted)?;
+        // What is not spoken of it keeps, copies among it: their places are the first.
+        let (own, shared): (Vec<DriveUse>, Vec<DriveUse>) =
+            handle.manifest().drives.into_iter().partition(|drive| drive.kind != DriveKind::Volume);
+        let own = drives.map_or(own, |drives| drive_uses(&drives));
+        let volumes = volumes.unwrap_or_else(|| {
+            let kept = shared.into_iter();
+            kept.map(|DriveUse { name, path, .. }| AttachVolume { name, path }).collect()
+        });
+        if own.len() + volumes.len() > DRIVES_MAX {
+            let text = format!("{} drives and {} volumes", own.len(), volumes.len());
+            return Err(ApiError::invalid("drives", text).hint(format!("at most {DRIVES_MAX}")));
+        }
+        let (uses, claim) = self.claim_all(handle.id(), own, &volumes)?;
         let mut done = Ok(());
         for _ in 0..RESTARTS_MAX {
             done = handle.restart_with(uses.clone()).await;
@@ -90,6 +131,7 @@ impl Daemon {
         // What is written down is true, however it ended.
         let drives = handle.manifest().drives;
         self.ground.drives.settle(handle.id(), &drives);
+        self.ground.volumes.settle(handle.id(), &drives);
         done?;
         if drives == uses {
             return Ok(());

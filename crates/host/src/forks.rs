@@ -10,7 +10,7 @@ use api::{ApiError, Code, SandboxId};
 use crate::clock::Moment;
 use crate::daemon::Daemon;
 use crate::ground::{FREE_BYTES_MIN, free_bytes};
-use crate::manifest::{Manifest, Policy, Saved, State};
+use crate::manifest::{Manifest, Policy, Saved, State, places_of};
 use crate::record::Record;
 use crate::sandbox::Handle;
 use crate::sandbox::body::Body;
@@ -18,6 +18,7 @@ use crate::sandbox::work::{copy_parts, is_full, read_capture};
 use crate::settings::Files;
 use crate::usage::Used;
 use crate::verbs::{discard, internal, unmade};
+use crate::volumes::VolumeClaim;
 
 /// A fork that has a folder, and nothing in it yet.
 struct Founded {
@@ -45,6 +46,9 @@ impl Daemon {
             self.sandboxes_mut().remove(handle.id());
         }
         let parent = self.handle(parent)?;
+        let drives = parent.manifest().drives;
+        let claims = new.iter().map(|one| self.claim_volumes(&one.id, &drives));
+        let claims = claims.collect::<Result<Vec<_>, _>>()?;
         let mut founded = Vec::new();
         for one in new {
             match self.found(&one.id, |slot| fork_of(&parent.manifest(), one, slot)).await {
@@ -64,6 +68,7 @@ impl Daemon {
         for Founded { body, record } in founded {
             handles.push(self.begin(body, record, "forked", &text)?);
         }
+        claims.into_iter().for_each(VolumeClaim::keep);
         let started = handles.iter().map(Handle::started);
         let mut failed = futures_util::future::join_all(started).await.into_iter().zip(&handles);
         let failed = failed.find_map(|(started, handle)| Some((started.err()?, handle)));
@@ -95,8 +100,9 @@ impl Daemon {
         };
         let saved = read_capture(files).map_err(|error| unpublished(&error))?;
         for other in others {
-            let images = (0..drives.len()).map(|place| (place, files.drive(place))).collect();
-            check_room_for(files, drives.len())?;
+            let places = places_of(&drives);
+            check_room_for(files, &places)?;
+            let images = places.into_iter().map(|place| (place, files.drive(place))).collect();
             let copied = copy_parts(files, &other.body.files, images).await;
             copied.map_err(|error| unpublished(&error))?;
         }
@@ -111,9 +117,9 @@ impl Daemon {
 }
 
 /// Refuses one more copy that the disk has no room for, before running guests notice.
-fn check_room_for(files: &Files, drives: usize) -> Result<(), ApiError> {
+fn check_room_for(files: &Files, drives: &[usize]) -> Result<(), ApiError> {
     let parts = [files.memory(), files.state(), files.disk()].into_iter();
-    let parts = parts.chain((0..drives).map(|place| files.drive(place)));
+    let parts = parts.chain(drives.iter().map(|place| files.drive(*place)));
     let needed: u64 =
         parts.map(|part| vmm::files::allocated_bytes(&part).unwrap_or(0)).sum::<u64>();
     let free = free_bytes(files.dir());

@@ -17,6 +17,7 @@ use crate::sandbox::work::chain;
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::template::Templates;
+use crate::volumes::Volumes;
 
 /// Shared by every sandbox's task.
 #[derive(Debug)]
@@ -32,6 +33,8 @@ pub(crate) struct Ground {
     pub(crate) templates: Templates,
     /// Disks that outlive sandboxes.
     pub(crate) drives: Arc<Drives>,
+    /// Files that many share.
+    pub(crate) volumes: Arc<Volumes>,
     /// Room in memory.
     pub(crate) budget: Budget,
     /// Turns for bringing machines back from disk: more at a time than there are processors help nobody, and the first that

@@ -54,6 +54,8 @@ mod terminals;
 pub mod timeline;
 mod usage;
 mod verbs;
+mod volume_verbs;
+mod volumes;
 
 pub use checkpoints::StoreUrlError;
 pub use daemon::{Daemon, StartError};

@@ -116,6 +116,8 @@ pub enum DriveKind {
     Drive,
     /// A copy among the sandbox's own files ([`Files::drive`](crate::settings::Files::drive)).
     Copy,
+    /// A volume, which many have and nobody writes.
+    Volume,
 }
 
 impl Manifest {
@@ -131,9 +133,30 @@ impl Manifest {
 
     /// The drives as those of a copy of this sandbox: copies.
     pub(crate) fn copied_drives(&self) -> Vec<DriveUse> {
-        let copy = |drive: &DriveUse| DriveUse { kind: DriveKind::Copy, ..drive.clone() };
+        let copy = |drive: &DriveUse| match drive.kind {
+            DriveKind::Drive | DriveKind::Copy => {
+                DriveUse { kind: DriveKind::Copy, ..drive.clone() }
+            }
+            DriveKind::Volume => drive.clone(),
+        };
         self.drives.iter().map(copy).collect()
     }
+
+    /// The places of its drives, without those of volumes: what a copy of it has to have too.
+    pub(crate) fn copied_places(&self) -> Vec<usize> {
+        places_of(&self.drives)
+    }
+
+    /// Whether it has volumes.
+    pub(crate) fn has_volumes(&self) -> bool {
+        self.drives.iter().any(|drive| drive.kind == DriveKind::Volume)
+    }
+}
+
+/// The places of drives, without those of volumes.
+pub(crate) fn places_of(drives: &[DriveUse]) -> Vec<usize> {
+    let drives = drives.iter().enumerate();
+    drives.filter(|(_, drive)| drive.kind != DriveKind::Volume).map(|(place, _)| place).collect()
 }
 
 /// What a sandbox does, as far as a new daemon must know.

@@ -82,6 +82,7 @@ pub(crate) async fn recover(
         let id = manifest.id.clone();
         if manifest.state != State::Creating {
             ground.drives.settle(&id, &manifest.drives);
+            ground.volumes.settle(&id, &manifest.drives);
         }
         let Some(slot) = ground.slots.claim(manifest.slot) else {
             quarantine(

@@ -113,6 +113,11 @@ impl Settings {
         self.data.join("drives")
     }
 
+    /// Folder of volumes.
+    pub fn volumes_dir(&self) -> PathBuf {
+        self.data.join("volumes")
+    }
+
     /// Where sandboxes go that another host has taken over: their files are kept for a person to look at.
     pub fn moved_dir(&self) -> PathBuf {
         self.data.join("moved")

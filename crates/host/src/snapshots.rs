@@ -18,7 +18,7 @@ use api::snapshot::Snapshot;
 use serde::{Deserialize, Serialize};
 
 use crate::clock::{Moment, rfc3339};
-use crate::manifest::{Manifest, Saved};
+use crate::manifest::{DriveKind, Manifest, Saved};
 use crate::settings::Files;
 
 /// The format this build writes and reads.
@@ -167,6 +167,26 @@ impl Snapshots {
         all.iter().map(|one| self.get(&one.name).map(|(note, _)| note.saved.machine)).collect()
     }
 
+    /// The name of one that has this volume, if there is any.
+    pub(crate) fn of_volume(&self, volume: &str) -> Result<Option<String>, SnapshotError> {
+        for Snapshot { name, .. } in self.list()? {
+            let has = match self.get(&name) {
+                Ok((note, _)) => note
+                    .of
+                    .drives
+                    .iter()
+                    .any(|drive| drive.kind == DriveKind::Volume && drive.name == volume),
+                // It may have been deleted in between.
+                Err(SnapshotError::Missing) => false,
+                Err(error) => return Err(error),
+            };
+            if has {
+                return Ok(Some(name));
+            }
+        }
+        Ok(None)
+    }
+
     /// Removes one. What was made from it does not need it.
     pub(crate) fn delete(&self, name: &str) -> Result<(), SnapshotError> {
         let gone = self.dir.join(format!("{UNFINISHED}deleting-{name}"));
@@ -200,7 +220,7 @@ fn read(dir: &Path) -> Result<Note, SnapshotError> {
 
 /// The files of a snapshot, without its note.
 fn parts(files: &Files, note: &Note) -> Vec<PathBuf> {
-    let drives = (0..note.of.drives.len()).map(|place| files.drive(place));
+    let drives = note.of.copied_places().into_iter().map(|place| files.drive(place));
     [files.memory(), files.state(), files.disk()].into_iter().chain(drives).collect()
 }
 

@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use api::checkpoint::Checkpoint;
-use api::drive::{AttachDrive, CreateDrive, Drive};
+use api::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use api::exec::{Exec, ExecRequest};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -33,6 +33,7 @@ use tokio_util::io::StreamReader;
 
 use crate::clock::{Moment, rfc3339};
 use crate::daemon::{Daemon, image_error};
+use crate::drive_verbs::drive_uses;
 use crate::exec;
 use crate::exec::guest_error;
 use crate::exec_names::ExecNames;
@@ -112,7 +113,7 @@ impl Host for Daemon {
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
         self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
-        let (drives, claim) = self.claim_drives(&new.id, &new.drives)?;
+        let (drives, claim) = self.claim_all(&new.id, drive_uses(&new.drives), &new.volumes)?;
         let digest = image.id().as_str().to_owned();
         let size = (new.cpus, new.memory_mib);
         let manifest = |slot| Manifest {
@@ -147,7 +148,7 @@ impl Host for Daemon {
             image_digest: digest.clone(),
             cpus: new.cpus,
             memory_mib: new.memory_mib,
-            drives: !new.drives.is_empty(),
+            drives: !drives.is_empty(),
         };
         let (body, record) = match self.pool.claim(&new.id, &kind).await {
             Some(claimed) => pool::found(claimed, manifest)
@@ -214,6 +215,26 @@ impl Host for Daemon {
         self.remove_drive(name)
     }
 
+    async fn volume_create(
+        &self,
+        name: &str,
+        archive: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Volume, ApiError> {
+        self.make_volume(name, archive).await
+    }
+
+    async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
+        self.all_volumes()
+    }
+
+    async fn volume_view(&self, name: &str) -> Result<Volume, ApiError> {
+        self.one_volume(name)
+    }
+
+    async fn volume_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.remove_volume(name)
+    }
+
     async fn checkpoints(&self) -> Result<Vec<Checkpoint>, ApiError> {
         self.list_checkpoints().await
     }
@@ -262,11 +283,13 @@ impl Host for Daemon {
         &self,
         id: &SandboxId,
         drives: Option<Vec<AttachDrive>>,
+        volumes: Option<Vec<AttachVolume>>,
     ) -> Result<Sandbox, ApiError> {
         let handle = self.handle(id)?;
-        match drives {
-            None => handle.restart().await?,
-            Some(drives) => self.restart_with(&handle, &drives).await?,
+        if drives.is_none() && volumes.is_none() {
+            handle.restart().await?;
+        } else {
+            self.restart_with(&handle, drives, volumes).await?;
         }
         handle.view().await.map(|known| known.sandbox)
     }
@@ -645,11 +668,12 @@ impl Daemon {
             since: Moment::now(),
             ..note.of.clone()
         };
+        let claim = self.claim_volumes(&new.id, &note.of.drives)?;
         let (body, record) = self.found(&new.id, manifest).await?;
         let files = body.files.clone();
         let copied = async {
-            let drives = note.of.drives.len();
-            let drives = (0..drives).map(|place| (place, parts.drive(place))).collect();
+            let drives = note.of.copied_places().into_iter();
+            let drives = drives.map(|place| (place, parts.drive(place))).collect();
             let copied = crate::sandbox::work::copy_parts(&parts, &files, drives);
             copied.await.map_err(io::Error::other)?;
             let saved = note.saved.clone();
@@ -669,6 +693,7 @@ impl Daemon {
         }
         let text = format!("was made from the snapshot {name} of {}", note.of.name);
         let handle = self.begin(body, record, "created", &text)?;
+        claim.keep();
         if let Err(error) = handle.started().await {
             return Err(unmade(&handle, error).await);
         }

@@ -13,6 +13,7 @@ mod snapshots;
 mod system;
 mod terminals;
 pub(crate) mod usage;
+mod volumes;
 
 pub(crate) use sandboxes::LogKind;
 
@@ -41,6 +42,8 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(snapshots::view, snapshots::delete))
         .routes(routes!(drives::create, drives::list))
         .routes(routes!(drives::view, drives::delete))
+        .routes(routes!(volumes::list))
+        .routes(routes!(volumes::create, volumes::view, volumes::delete))
         .routes(routes!(checkpoints::list))
         .routes(routes!(checkpoints::restore))
         .routes(routes!(sandboxes::link))

@@ -222,12 +222,12 @@ pub(crate) async fn sleep(
 
 /// Restart a sandbox
 ///
-/// Boots it anew from its disk: what ran is lost, what was written stays. Answers when its guest runs. With `drives` it has those
-/// from then on: this is how a drive is attached to a sandbox that is there, or taken from it.
+/// Boots it anew from its disk: what ran is lost, what was written stays. Answers when its guest runs. With `drives` or
+/// `volumes` it has those from then on: this is how one is attached to a sandbox that is there, or taken from it.
 #[utoipa::path(
     post, path = "/v1/sandboxes/{id}/restart", tag = "sandboxes", operation_id = "restart_sandbox",
     params(("id" = String, Path, description = "Id or name", example = "web")),
-    request_body(content = RestartRequest, description = "Which drives it shall have; may be left out"),
+    request_body(content = RestartRequest, description = "Which drives and volumes it shall have; may be left out"),
     responses((status = 200, description = "Its view, running", body = Sandbox)),
 )]
 pub(crate) async fn restart(
@@ -235,8 +235,12 @@ pub(crate) async fn restart(
     At(entry): At,
     JsonBody(request): JsonBody<RestartRequest>,
 ) -> Result<Json<Sandbox>, Failure> {
-    validate::attached(request.drives.as_deref().unwrap_or_default())?;
-    to_the_end(async move { Ok(Json(app.host().restart(&entry.id, request.drives).await?)) }).await
+    let RestartRequest { drives, volumes } = request;
+    validate::attached(
+        drives.as_deref().unwrap_or_default(),
+        volumes.as_deref().unwrap_or_default(),
+    )?;
+    to_the_end(async move { Ok(Json(app.host().restart(&entry.id, drives, volumes).await?)) }).await
 }
 
 /// Fork a sandbox

@@ -12,7 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::checkpoint::Checkpoint;
-use api::drive::{AttachDrive, CreateDrive, DRIVE_MIB_DEFAULT, Drive, SandboxDrive};
+use api::drive::{
+    AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_DEFAULT, Drive, SandboxDrive, Volume,
+};
 use api::exec::{Exec, ExecRequest, ExecStatus, Exit, Output};
 use api::file::{FileInfo, FileKind};
 use api::host::{
@@ -38,6 +40,7 @@ pub(crate) struct Fake {
     state: Mutex<BTreeMap<SandboxId, One>>,
     snapshots: Mutex<Vec<Snapshot>>,
     drives: Mutex<Vec<Drive>>,
+    volumes: Mutex<Vec<Volume>>,
     /// One of another host that can be taken over.
     pub(crate) lost: Mutex<Option<Known>>,
     events: broadcast::Sender<Event>,
@@ -88,6 +91,7 @@ impl Fake {
             state: Mutex::default(),
             snapshots: Mutex::default(),
             drives: Mutex::default(),
+            volumes: Mutex::default(),
             lost: Mutex::default(),
             events: broadcast::channel(16).0,
             gate: watch::channel(true).0,
@@ -307,6 +311,7 @@ impl Host for Fake {
             created_at: AT.into(),
             forked_from: None,
             drives: new.drives.into_iter().map(attached).collect(),
+            volumes: new.volumes,
             env: new.env,
             labels: new.labels,
             sleep_after_seconds: Some(30),
@@ -396,9 +401,13 @@ impl Host for Fake {
         &self,
         id: &SandboxId,
         drives: Option<Vec<AttachDrive>>,
+        volumes: Option<Vec<AttachVolume>>,
     ) -> Result<Sandbox, ApiError> {
         let sandbox = self.change(id, |sandbox| {
             awake(sandbox);
+            if let Some(volumes) = volumes {
+                sandbox.volumes = volumes;
+            }
             if let Some(drives) = drives {
                 sandbox.drives = drives.into_iter().map(attached).collect();
             }
@@ -486,6 +495,42 @@ impl Host for Fake {
     async fn drive_delete(&self, name: &str) -> Result<(), ApiError> {
         self.drive_view(name).await?;
         self.drives.lock().expect("not poisoned").retain(|drive| drive.name != name);
+        Ok(())
+    }
+
+    async fn volume_create(
+        &self,
+        name: &str,
+        mut archive: Box<dyn AsyncRead + Send + Unpin>,
+    ) -> Result<Volume, ApiError> {
+        let mut bytes = Vec::new();
+        let read = tokio::io::AsyncReadExt::read_to_end(&mut archive, &mut bytes).await;
+        read.map_err(|error| ApiError::invalid("body", error.to_string()))?;
+        let volume = Volume {
+            name: name.to_owned(),
+            entries: 1,
+            content_bytes: bytes.len() as u64,
+            stored_bytes: 0,
+            created_at: AT.into(),
+            attached_to: Vec::new(),
+        };
+        self.volumes.lock().expect("not poisoned").push(volume.clone());
+        Ok(volume)
+    }
+
+    async fn volumes(&self) -> Result<Vec<Volume>, ApiError> {
+        Ok(self.volumes.lock().expect("not poisoned").clone())
+    }
+
+    async fn volume_view(&self, name: &str) -> Result<Volume, ApiError> {
+        let volumes = self.volumes.lock().expect("not poisoned");
+        let found = volumes.iter().find(|volume| volume.name == name).cloned();
+        found.ok_or_else(|| ApiError::new(Code::NotFound, "there is none"))
+    }
+
+    async fn volume_delete(&self, name: &str) -> Result<(), ApiError> {
+        self.volume_view(name).await?;
+        self.volumes.lock().expect("not poisoned").retain(|volume| volume.name != name);
         Ok(())
     }
 

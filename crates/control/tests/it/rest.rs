@@ -411,6 +411,7 @@ async fn what_a_host_has_and_the_catalogue_lost_is_entered_again() {
         cpus: 1,
         memory_mib: 512,
         drives: Vec::new(),
+        volumes: Vec::new(),
         env: std::collections::BTreeMap::new(),
         labels: std::collections::BTreeMap::new(),
         policy: api::sandbox::PolicyPatch::default(),

@@ -17,3 +17,4 @@ pub(crate) mod snapshots;
 /// Exit code of a program that writes to a pipe which nobody reads: that of the signal for it.
 const EXIT_NO_READER: i32 = 128 + 13;
 pub(crate) mod usage;
+pub(crate) mod volumes;

@@ -1,7 +1,6 @@
 //! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
 
 use api::checkpoint::CheckpointSetting;
-use api::drive::AttachDrive;
 use api::sandbox::{
     CreateSandbox, ForkList, ForkRequest, Forked, Lack, Link, PolicyPatch, RestartRequest, Sandbox,
     SandboxPage, SleepRequest, SleepTier, Status, UpdateSandbox, WaitsFor,
@@ -152,12 +151,11 @@ pub(crate) async fn sleep(
 pub(crate) async fn restart(
     client: &Client,
     name: &str,
-    drives: Option<Vec<AttachDrive>>,
+    body: &RestartRequest,
     json: bool,
 ) -> Result<i32, Problem> {
-    let body = RestartRequest { drives };
     let sandbox: Sandbox =
-        client.json("POST", &format!("{}/restart", path(name)), Some(&body)).await?;
+        client.json("POST", &format!("{}/restart", path(name)), Some(body)).await?;
     print_changed(&sandbox, json)
 }
 
@@ -204,6 +202,7 @@ pub(crate) fn new_sandbox(
         cpus: size.cpus,
         memory_mib: size.memory_mib,
         drives: size.drives,
+        volumes: size.volumes,
         env: size.env.into_iter().collect(),
         labels: std::collections::BTreeMap::new(),
         sleep_after_seconds: policy.sleep_after_seconds,
@@ -346,6 +345,9 @@ fn print(sandbox: &Sandbox) -> Result<(), Problem> {
             (true, true) => " (a copy, read-only)",
         };
         line("drive", &format!("{} at {}{how}", drive.name, drive.path))?;
+    }
+    for volume in &sandbox.volumes {
+        line("volume", &format!("{} at {}", volume.name, volume.path))?;
     }
     line("address", &sandbox.address)?;
     if let Some(address) = &sandbox.ipv6_address {

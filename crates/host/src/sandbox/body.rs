@@ -106,7 +106,11 @@ impl Shape {
     pub(crate) fn of(ground: &Ground, manifest: &Manifest, files: &Files) -> Self {
         let drives = manifest.drives.iter().enumerate().map(|(place, drive)| Drive {
             image: drive_image(ground, files, place, drive),
-            access: if drive.read_only { DriveAccess::Read } else { DriveAccess::Write },
+            access: match (drive.kind, drive.read_only) {
+                (DriveKind::Volume, _) => DriveAccess::Shared,
+                (_, true) => DriveAccess::Read,
+                (_, false) => DriveAccess::Write,
+            },
         });
         Self {
             cpus: manifest.cpus,
@@ -126,17 +130,18 @@ pub(crate) fn drive_image(
     match drive.kind {
         DriveKind::Drive => ground.drives.disk(&drive.name),
         DriveKind::Copy => files.drive(place),
+        DriveKind::Volume => ground.volumes.disk(&drive.name),
     }
 }
 
-/// The disks of a sandbox's drives and their places, without what nobody writes.
+/// The disks of a sandbox's drives and their places, without volumes.
 pub(crate) fn drive_images(
     ground: &Ground,
     manifest: &Manifest,
     files: &Files,
 ) -> Vec<(usize, PathBuf)> {
-    let drives = manifest.drives.iter().enumerate();
-    drives.map(|(place, drive)| (place, drive_image(ground, files, place, drive))).collect()
+    let image = |place| drive_image(ground, files, place, &manifest.drives[place]);
+    manifest.copied_places().into_iter().map(|place| (place, image(place))).collect()
 }
 
 /// The machine of a sandbox.

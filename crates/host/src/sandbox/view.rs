@@ -2,13 +2,13 @@
 
 use std::net::Ipv4Addr;
 
-use api::drive::SandboxDrive;
+use api::drive::{AttachVolume, SandboxDrive};
 use api::host::Known;
 use api::sandbox::{AwakeReason, Sandbox, SleepTier, Status};
 use lifecycle::Time;
 
 use crate::clock::{self, boot_to_unix_ms, rfc3339};
-use crate::manifest::{DriveKind, DriveUse, Manifest};
+use crate::manifest::{DriveKind, Manifest};
 
 /// The public view of a sandbox at this moment.
 pub(crate) fn known(
@@ -59,7 +59,8 @@ pub(crate) fn known(
         life,
         created_at: rfc3339(manifest.created_at.unix_ms),
         forked_from: manifest.forked_from.clone(),
-        drives: manifest.drives.iter().map(drive).collect(),
+        drives: drives(manifest),
+        volumes: volumes(manifest),
         env: manifest.env.clone(),
         labels: manifest.labels.clone(),
         sleep_after_seconds: manifest.policy.sleep_after_seconds,
@@ -82,13 +83,22 @@ pub(crate) fn known(
     }
 }
 
-fn drive(drive: &DriveUse) -> SandboxDrive {
-    SandboxDrive {
+fn drives(manifest: &Manifest) -> Vec<SandboxDrive> {
+    let drives = manifest.drives.iter().filter(|drive| drive.kind != DriveKind::Volume);
+    let drives = drives.map(|drive| SandboxDrive {
         name: drive.name.clone(),
         path: drive.path.clone(),
         read_only: drive.read_only,
         copy: drive.kind == DriveKind::Copy,
-    }
+    });
+    drives.collect()
+}
+
+fn volumes(manifest: &Manifest) -> Vec<AttachVolume> {
+    let volumes = manifest.drives.iter().filter(|drive| drive.kind == DriveKind::Volume);
+    let volumes =
+        volumes.map(|volume| AttachVolume { name: volume.name.clone(), path: volume.path.clone() });
+    volumes.collect()
 }
 
 /// How long it has been asleep without a break.

@@ -220,6 +220,16 @@ impl Task {
     pub(super) fn take_checkpoint(&mut self) {
         let Some(checkpoints) = &mut self.checkpoints else { return };
         let Some(keeper) = &checkpoints.keeper else { return };
+        if self.record.with(Manifest::has_volumes) {
+            let text = "no checkpoints are taken of a sandbox with volumes";
+            if checkpoints.error.is_none() {
+                let mut data = Map::new();
+                data.insert("error".to_owned(), json!(text));
+                self.timeline.add("checkpoint_failed", "is not taken; it runs on", data);
+            }
+            checkpoints.failed(text.to_owned());
+            return;
+        }
         self.captures += 1;
         let capture = CaptureId(self.captures);
         if let Err(refusal) = self.core.handle_capture(now(), capture) {

@@ -18,7 +18,7 @@ use crate::guest::{
 };
 use crate::manifest::{DriveKind, Manifest, Saved, State};
 use crate::sandbox::body::{
-    Shape, Told, drive_images, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
+    Shape, Told, drive_image, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
 };
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
 
@@ -443,10 +443,17 @@ impl Worker {
 
     /// Whether the disks of its drives are there.
     fn check_drives(&self, manifest: &Manifest, left: Left) -> Result<(), Failed> {
-        let images = drive_images(&self.ground, manifest, &self.body.files);
-        let missing = images.iter().find(|(_, image)| !image.exists());
-        let Some((place, _)) = missing else { return Ok(()) };
-        let error = format!("the disk of its drive {} is gone", manifest.drives[*place].name);
+        let mut drives = manifest.drives.iter().enumerate();
+        let missing = drives.find(|(place, drive)| {
+            !drive_image(&self.ground, &self.body.files, *place, drive).exists()
+        });
+        let Some((_, drive)) = missing else { return Ok(()) };
+        let error = match drive.kind {
+            DriveKind::Drive | DriveKind::Copy => {
+                format!("the disk of its drive {} is gone", drive.name)
+            }
+            DriveKind::Volume => format!("its volume {} is gone", drive.name),
+        };
         Err(Failed { code: FailureCode::DriveUnusable, left, error })
     }
 

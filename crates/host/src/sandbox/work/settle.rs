@@ -320,7 +320,7 @@ impl Worker {
     }
 
     pub(super) fn has_drives(&self) -> bool {
-        self.record.with(|manifest| !manifest.drives.is_empty())
+        self.record.with(|manifest| !manifest.copied_places().is_empty())
     }
 
     /// Has a running guest write what it has for its drives, and leave them as if they had been unmounted. Asleep it has done so.
@@ -367,6 +367,7 @@ impl Worker {
             set_aside(&dir, &to).map_err(|error| fail(&error))?;
             self.ground.drives.set_aside(&self.id, &to).map_err(|error| fail(&error))?;
             self.ground.drives.settle(&self.id, &[]);
+            self.ground.volumes.settle(&self.id, &[]);
             return Ok(Report::Destroyed);
         }
         let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
@@ -375,6 +376,7 @@ impl Worker {
         });
         removed.await.map_err(|error| fail(&error))?.map_err(|error| fail(&error))?;
         self.ground.drives.settle(&self.id, &[]);
+        self.ground.volumes.settle(&self.id, &[]);
         self.phases.mark("remove");
         Ok(Report::Destroyed)
     }
