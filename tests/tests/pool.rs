@@ -114,12 +114,10 @@ fn s24_a_clone_that_died_or_whose_daemon_died_costs_nothing() {
         lab.sh("a", "echo kept > /dev/shm/memory");
         let second = ready(lab, &[a]);
         proc::kill(second, Signal::KILL);
-        create(lab, "b");
+        let b = create(lab, "b");
         who(lab, "b");
 
-        let b =
-            proc::qemus_below(&lab.data()).into_iter().filter(|pid| *pid != a).collect::<Vec<_>>();
-        let third = ready(lab, &[&[a], b.as_slice()].concat());
+        let third = ready(lab, &[a, b]);
         lab.kill_daemon();
         lab.start();
         until("the clone of the daemon that died is undone", || {
