@@ -298,6 +298,10 @@ pub(crate) enum VolumesCommand {
 /// A volume and where it shall be: `NAME:PATH`.
 fn volume(text: &str) -> Result<AttachVolume, String> {
     match text.split_once(':') {
+        // A slip of `:ro` must not give a drive that can be written, at a path that nobody meant.
+        Some((_, path)) if path.rsplit_once(':').is_some_and(|(_, end)| !end.contains('/')) => {
+            Err("after the path only `:ro` may follow, such as `data:/data:ro`".to_owned())
+        }
         Some((name, path)) if !name.is_empty() && path.starts_with('/') => {
             Ok(AttachVolume { name: name.to_owned(), path: path.to_owned() })
         }

@@ -128,6 +128,10 @@ impl Daemon {
         prepare_folders(&settings)?;
         let lock = hold(&settings.data).await?;
         look_for_passage(&settings)?;
+        // From here on nothing that is made is for anybody else: guests' memory, disks and settings hold secrets. What QEMU's
+        // accounts must read they are given one by one.
+        rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+        close_files(&settings.data);
         let subnet = Subnet::new(settings.subnet);
         let subnet_hold = SubnetHold::take(subnet).await?;
         note_subnet(&settings)?;
@@ -387,6 +391,22 @@ fn note_subnet(settings: &Settings) -> Result<(), StartError> {
     }
     vmm::files::replace(&path, format!("{known}{line}\n").as_bytes())
         .map_err(|error| fail("write", &path)(error.source))
+}
+
+/// Takes the files in a folder away from other accounts, which earlier versions left readable. Folders stay as they are: guests'
+/// accounts pass through.
+pub(crate) fn close_files(dir: &Path) {
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let Ok(metadata) = entry.metadata() else { continue };
+        let mode = metadata.permissions().mode();
+        if !metadata.is_file() || mode.trailing_zeros() >= 6 {
+            continue;
+        }
+        let closed = Permissions::from_mode(mode & 0o700);
+        if let Err(error) = std::fs::set_permissions(entry.path(), closed) {
+            tracing::warn!(path = %entry.path().display(), %error, "others may read this file");
+        }
+    }
 }
 
 /// Looks whether guests' accounts can get to all that their QEMUs open.

@@ -260,7 +260,7 @@ impl Drives {
             if wanted.kind != DriveKind::Drive {
                 continue;
             }
-            self.look(wanted).map_err(|error| (at, error))?;
+            // Who has it comes first: it cannot have been left in order yet.
             match held.get(&wanted.name) {
                 Some(Holder::Sandbox(other)) if other != id => {
                     return Err((at, DriveError::Held(other.clone())));
@@ -269,6 +269,7 @@ impl Drives {
                 Some(Holder::Sandbox(_)) => {}
                 None => names.push(wanted.name.clone()),
             }
+            self.look(wanted).map_err(|error| (at, error))?;
         }
         for name in &names {
             held.insert(name.clone(), Holder::Sandbox(id.clone()));

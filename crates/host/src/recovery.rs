@@ -71,6 +71,7 @@ pub(crate) async fn recover(
     let store = reachable_store(ground).await;
     for entry in std::fs::read_dir(&dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
+        crate::daemon::close_files(&path);
         let files = Files::in_dir(&path);
         let manifest = match readable(&files) {
             Ok(manifest) => unless_moved(ground, store.as_deref(), manifest).await,
