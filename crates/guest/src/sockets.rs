@@ -24,11 +24,17 @@ const LISTEN: u8 = 10;
 
 /// Looks. Some hundred microseconds.
 pub(crate) fn look(proc: &Path) -> io::Result<Sockets> {
+    look_and_count(proc).map(|(sockets, _)| sockets)
+}
+
+/// As [`look`]; also how many connections to somewhere outside were opened from here: established ones on whose local port
+/// nobody listens. Those on the guest's own IPv6 address do not count: while it sleeps the host answers their keepalive probes.
+pub(crate) fn look_and_count(proc: &Path) -> io::Result<(Sockets, u32)> {
     let mut sockets = Sockets { whole: !rewrites(proc), ..Sockets::default() };
-    for message in netlink::tcp_sockets()? {
-        if let Some(socket) = TcpSocket::parse(&message) {
-            socket.note(&mut sockets);
-        }
+    let tcp = netlink::tcp_sockets()?;
+    let tcp: Vec<_> = tcp.iter().filter_map(|message| TcpSocket::parse(message)).collect();
+    for socket in &tcp {
+        socket.note(&mut sockets);
     }
     for table in ["net/udp", "net/udp6"] {
         match fs::read_to_string(proc.join(table)) {
@@ -42,14 +48,7 @@ pub(crate) fn look(proc: &Path) -> io::Result<Sockets> {
         sockets.listeners.truncate(LISTENERS_MAX);
         sockets.connections.truncate(CONNECTIONS_MAX);
     }
-    Ok(sockets)
-}
-
-/// How many connections to somewhere outside were opened from here: established ones on whose local port nobody listens.
-/// Those on the guest's own IPv6 address do not count: while it sleeps the host answers their keepalive probes.
-pub(crate) fn outbound() -> io::Result<u32> {
-    let messages = netlink::tcp_sockets()?;
-    Ok(outbound_of(messages.iter().filter_map(|message| TcpSocket::parse(message))))
+    Ok((sockets, outbound_of(tcp.into_iter())))
 }
 
 fn outbound_of(sockets: impl Iterator<Item = TcpSocket>) -> u32 {
