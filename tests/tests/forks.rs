@@ -179,3 +179,55 @@ fn s22_forks_of_one_moment_are_made_all_or_none() {
         assert_eq!(lab.ok(&["fork", "try-1", "--name", "more", "--count", "1"]), "more-1\n");
     });
 }
+
+#[test]
+fn s22_forks_of_one_moment_are_all_there_or_none_when_the_daemon_dies() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "parent", "--memory-mib", "256"]);
+        lab.sh("parent", "echo before >/work/x");
+        lab.ok(&["sandboxes", "sleep", "parent", "--tier", "disk"]);
+        let fork = |key: &'static str| {
+            let count = ["fork", "parent", "--name", key, "--count", "3"];
+            [&count[..], &["--idempotency-key", key]].concat()
+        };
+        let there = |lab: &e2e::Lab| -> Vec<String> {
+            let all = lab.json(&["sandboxes", "list"]);
+            let names = all.as_array().into_iter().flatten().map(|one| one["name"].as_str());
+            names.flatten().map(str::to_owned).filter(|name| name != "parent").collect()
+        };
+        let die = |lab: &mut e2e::Lab, point: &str, key| {
+            lab.stop_daemon();
+            lab.daemon_env = vec![("DORMOUSE_FAULT".to_owned(), point.to_owned())];
+            lab.start();
+            assert!(!lab.run(&fork(key)).status.success(), "the daemon dies meanwhile");
+            lab.reap_daemon();
+            lab.daemon_env.clear();
+            lab.start();
+        };
+        let sandboxes = lab.data().join("sandboxes");
+        let folders = || std::fs::read_dir(&sandboxes).expect("sandboxes").count();
+        for nth in 1..=3 {
+            println!("{nth} of 3 are published");
+            die(lab, &format!("fork_published:{nth}"), "none");
+            assert_eq!(there(lab), Vec::<String>::new(), "{nth} of 3 were published");
+            assert_eq!(folders(), 1);
+        }
+        // Nothing is left in the way of the same request.
+        let made = lab.ok(&fork("none"));
+        assert_eq!(made, "none-1\nnone-2\nnone-3\n");
+        assert_eq!(lab.ok(&fork("none")), made);
+        assert_eq!(there(lab).len(), 3);
+
+        die(lab, "forks_kept", "all");
+        let kept = there(lab);
+        assert_eq!(kept.len(), 6, "{kept:?}");
+        assert_eq!(lab.ok(&fork("all")), "all-1\nall-2\nall-3\n");
+        assert_eq!(there(lab), kept, "those that were there");
+        for name in kept {
+            assert_eq!(lab.sh(&name, "cat /work/x; hostname"), format!("before\n{name}"));
+        }
+        let notes = std::fs::read_dir(lab.data().join("fork-sets")).expect("notes").count();
+        assert_eq!(notes, 0);
+        e2e::witness::nothing_leaks(lab);
+    });
+}

@@ -238,7 +238,7 @@ fn remove_programs() -> Result<()> {
 }
 
 /// Everything that Dormouse puts into a data folder.
-const IN_DATA: [&str; 23] = [
+const IN_DATA: [&str; 24] = [
     "dormouse.db",
     "dormouse.db-journal",
     "dormouse.db-shm",
@@ -248,6 +248,7 @@ const IN_DATA: [&str; 23] = [
     "daemon.lock",
     "daemon.log",
     "daemon.process",
+    "fork-sets",
     "forwarding.before",
     "qemu.json",
     "host.id",

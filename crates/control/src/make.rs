@@ -107,8 +107,9 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                     )
                     .into());
                 }
-                if entries.len() < wanted_count {
-                    // A crash has left some of several: they are all of one moment, or none.
+                let is_kept = entries.iter().any(|entry| entry.state == State::Ready);
+                if entries.len() < wanted_count && !is_kept {
+                    // An undoing that was cut off has left some of several: they are all of one moment, or none.
                     for entry in &entries {
                         undo(app, entry).await;
                     }
@@ -168,12 +169,14 @@ async fn carry_out(
             made.into_iter().collect()
         }
         Order::Fork(parent, _) => {
-            // After a crash the host may have them already; then they are not made from their parent a second time.
+            // After a crash the host may have them already; then they are not made from their parent a second time. It has all
+            // or none: of those that are there for all to see, whichever is missing was deleted since.
             let mut known = Vec::new();
             for entry in entries.iter().filter(|_| resumed) {
                 known.extend(host.view(&entry.id).await.map(|known| known.sandbox));
             }
-            if known.len() == entries.len() {
+            let is_kept = entries.iter().any(|entry| entry.state == State::Ready);
+            if known.len() == entries.len() || is_kept && !known.is_empty() {
                 Ok(known)
             } else {
                 let new = entries.iter().map(|entry| NewFork {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub const VARIABLE: &str = "DORMOUSE_FAULT";
 
 /// The names of all points, for tests that go through them.
-pub const POINTS: [&str; 11] = [
+pub const POINTS: [&str; 13] = [
     "create_copied",
     "saving",
     "saved_not_published",
@@ -20,6 +20,8 @@ pub const POINTS: [&str; 11] = [
     "restoring",
     "restored_not_running",
     "fork_copied",
+    "fork_published",
+    "forks_kept",
     "deleting",
     "checkpoint_carrying",
     "checkpoint_carried",

@@ -1,6 +1,6 @@
 //! Forks: copies of one moment of a sandbox, one or several. The parent is copied once; the others are copies of the first.
 //!
-//! All of them are made, or none. They are founded first, so that what is lacking (addresses) shows before the parent stands still;
+//! All of them are made, or none, also when the daemon dies meanwhile ([`fork_sets`](crate::fork_sets)). They are founded first, so that what is lacking (addresses) shows before the parent stands still;
 //! none is started before all are copied, so that no copy is of another moment.
 
 use api::host::NewFork;
@@ -9,12 +9,13 @@ use api::{ApiError, Code, SandboxId};
 
 use crate::clock::Moment;
 use crate::daemon::Daemon;
+use crate::fork_sets::ForkSet;
 use crate::ground::{FREE_BYTES_MIN, free_bytes};
 use crate::manifest::{Manifest, Policy, Saved, State, places_of};
 use crate::record::Record;
 use crate::sandbox::Handle;
 use crate::sandbox::body::Body;
-use crate::sandbox::work::{copy_parts, is_full, read_capture};
+use crate::sandbox::work::{chain, copy_parts, is_full, read_capture};
 use crate::settings::Files;
 use crate::usage::Used;
 use crate::verbs::{discard, internal, unmade};
@@ -59,10 +60,27 @@ impl Daemon {
                 }
             }
         }
-        if let Err(error) = self.copy(&parent, &founded).await {
+        let ids: Vec<SandboxId> = new.iter().map(|one| one.id.clone()).collect();
+        let sets = self.ground.settings.fork_sets_dir();
+        let made = async {
+            let set = ForkSet::open(sets.clone(), ids.clone()).await;
+            let set = set.map_err(|error| unpublished(&error))?;
+            if let Err(error) = self.copy(&parent, &founded).await {
+                discard_all(&founded);
+                close(set).await;
+                return Err(error);
+            }
+            match set {
+                Some(set) => set.close().await.map_err(|error| unpublished(&error)),
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = made.await {
             discard_all(&founded);
             return Err(error);
         }
+        // From here on they are there, whatever happens to the daemon.
+        crate::fault::point("forks_kept");
         let text = format!("is a fork of {}", parent.manifest().name);
         let mut handles = Vec::new();
         for Founded { body, record } in founded {
@@ -73,10 +91,19 @@ impl Daemon {
         let mut failed = futures_util::future::join_all(started).await.into_iter().zip(&handles);
         let failed = failed.find_map(|(started, handle)| Some((started.err()?, handle)));
         if let Some((error, handle)) = failed {
+            // If the daemon dies in between, the next one undoes the rest.
+            let set = match ForkSet::open(sets, ids).await {
+                Ok(set) => set,
+                Err(error) => {
+                    tracing::warn!(error = chain(&error), "no note of forks that are undone");
+                    None
+                }
+            };
             let error = unmade(handle, error).await;
             for other in handles.iter().filter(|other| other.id() != handle.id()) {
                 other.delete().await?;
             }
+            close(set).await;
             return Err(error);
         }
         for handle in &handles {
@@ -92,12 +119,6 @@ impl Daemon {
         parent.capture(files.clone()).await?;
         // Given other drives at the last moment, it was copied with those.
         let drives = parent.manifest().copied_drives();
-        let unpublished = |error: &(dyn std::error::Error + 'static)| {
-            if is_full(error) {
-                return ApiError::new(Code::NoSpace, "the host's disk has no room for a copy");
-            }
-            internal("the fork could not be published", error)
-        };
         let saved = read_capture(files).map_err(|error| unpublished(&error))?;
         for other in others {
             let places = places_of(&drives);
@@ -111,8 +132,24 @@ impl Daemon {
             let (saved, drives) = (saved.clone(), drives.clone());
             let published = one.record.change(|manifest| publish(manifest, saved, drives)).await;
             published.map_err(|error| unpublished(&error))?;
+            crate::fault::point("fork_published");
         }
         Ok(())
+    }
+}
+
+fn unpublished(error: &(dyn std::error::Error + 'static)) -> ApiError {
+    if is_full(error) {
+        return ApiError::new(Code::NoSpace, "the host's disk has no room for a copy");
+    }
+    internal("the fork could not be published", error)
+}
+
+/// Nothing is left of these forks. A note that stays names none that there are.
+async fn close(set: Option<ForkSet>) {
+    let Some(set) = set else { return };
+    if let Err(error) = set.close().await {
+        tracing::warn!(error = chain(&error), "a note of forks that are undone stays");
     }
 }
 

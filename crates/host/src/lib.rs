@@ -7,6 +7,7 @@
 //! | `sandbox` | one sandbox: its task, its orders, its view |
 //! | `exec`, `execs_kept`, `terminals` | commands as the interface speaks of them; those of sleepers; terminals and their screens |
 //! | `recovery` | what a starting daemon makes of what it finds |
+//! | `forks`, `fork_sets` | copies of one moment, and that they are there all or none |
 //! | [`manifest`], `record` | what is durable about a sandbox, and the one place that changes it |
 //! | [`template`], `pool` | guests that were booted once, for all to be copied from; copies that wait to be claimed |
 //! | [`images`] | kernel, initial RAM disk and root file system |
@@ -30,6 +31,7 @@ mod exec;
 mod exec_names;
 mod execs_kept;
 pub mod fault;
+mod fork_sets;
 mod forks;
 mod ground;
 pub mod guest;

@@ -6,6 +6,7 @@
 //! | manifest says | QEMU | then |
 //! | --- | --- | --- |
 //! | creating | any | undone: ended and removed (who asked was never told that it exists) |
+//! | any, but it is one of several forks that a note says are not all there | any | undone ([`fork_sets`](crate::fork_sets)) |
 //! | running | runs | taken up; it has noticed nothing |
 //! | running | stands | a save or a copy was under way, or a wake had all but succeeded: it goes on |
 //! | running | stopped | a sleep in memory had all but succeeded: it goes on |
@@ -35,6 +36,7 @@ use vmm::{Machine, ProcessId};
 use crate::checkpoints::{self, Store};
 use crate::clock::{self, Moment};
 use crate::daemon::StartError;
+use crate::fork_sets::Unfinished;
 use crate::ground::Ground;
 use crate::manifest::{self, Manifest, ManifestError, State};
 use crate::network::asleep::AtRest;
@@ -69,11 +71,21 @@ pub(crate) async fn recover(
         |source| StartError::Folder { doing: "list", path: dir.display().to_string(), source };
     let mut handles = HashMap::new();
     let store = reachable_store(ground).await;
+    let forks = ground.settings.fork_sets_dir();
+    let unfinished = Unfinished::find(&forks).map_err(|source| StartError::Folder {
+        doing: "list",
+        path: forks.display().to_string(),
+        source,
+    })?;
+    let mut undone = true;
     for entry in std::fs::read_dir(&dir).map_err(fail)? {
         let path = entry.map_err(fail)?.path();
         crate::daemon::close_files(&path);
         let files = Files::in_dir(&path);
         let manifest = match readable(&files) {
+            Ok(manifest) if unfinished.has(&manifest.id) => {
+                Manifest { state: State::Creating, ..manifest }
+            }
             Ok(manifest) => unless_moved(ground, store.as_deref(), manifest).await,
             Err(error) => {
                 quarantine(ground, &path, &error);
@@ -81,6 +93,7 @@ pub(crate) async fn recover(
             }
         };
         let id = manifest.id.clone();
+        let is_unfinished = unfinished.has(&id);
         if manifest.state != State::Creating {
             ground.drives.settle(&id, &manifest.drives);
             ground.volumes.settle(&id, &manifest.drives);
@@ -100,8 +113,13 @@ pub(crate) async fn recover(
             Ok(None) => {}
             Err(error) => {
                 tracing::error!(sandbox = %id, error, "could not be taken up; its folder stays as it is");
+                undone &= !is_unfinished;
             }
         }
+    }
+    // Otherwise the next start tries again.
+    if undone && let Err(error) = unfinished.forget() {
+        tracing::error!(error = chain(&error), "a note about forks that are undone stays");
     }
     remove_stray_taps(ground, &handles).await;
     Ok(handles)

@@ -108,6 +108,11 @@ impl Settings {
         self.data.join("snapshots")
     }
 
+    /// Folder of notes about forks that are there all or none.
+    pub fn fork_sets_dir(&self) -> PathBuf {
+        self.data.join("fork-sets")
+    }
+
     /// Folder of drives.
     pub fn drives_dir(&self) -> PathBuf {
         self.data.join("drives")

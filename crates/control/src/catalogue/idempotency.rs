@@ -84,7 +84,8 @@ impl Catalogue {
                     answers.push(sandbox);
                 }
             }
-            if answers.len() == count {
+            // All are answered at once; one that was deleted before that is in no answer.
+            if begun.is_empty() && !answers.is_empty() {
                 return Ok(Reservation::Answered(answers));
             }
             if !begun.is_empty() {

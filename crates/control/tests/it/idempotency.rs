@@ -110,14 +110,7 @@ async fn a_crash_in_between_makes_one_sandbox() {
             (world.connect().await, request(&world, "/v1/sandboxes", "k1", r#"{"name": "web"}"#));
         let asked = tokio::spawn(send_over(connection, asked));
         world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
-        // What a killed daemon leaves: a copy of its folder at this moment.
-        let copy = tempfile::tempdir().unwrap();
-        for file in std::fs::read_dir(world.data.path()).unwrap() {
-            let file = file.unwrap();
-            if file.file_type().unwrap().is_file() {
-                std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
-            }
-        }
+        let copy = left_by_a_kill(&world);
         asked.abort();
         if host_had_begun {
             // The host goes on with what it was told, and has it in the end.
@@ -136,12 +129,7 @@ async fn a_crash_in_between_makes_one_sandbox() {
             world.server.take().unwrap().stop().await;
             assert_eq!(world.fake.list().await.len(), 0);
         }
-        world.data = copy;
-        let server =
-            crate::client::start(&world.fake, &world.data, control::EdgeLimits::default()).await;
-        world.address = server.address();
-        world.server = Some(server);
-
+        start_over(&mut world, copy).await;
         let again = create(&world, "k1", r#"{"name": "web"}"#).await;
         assert_eq!(again.status, 201, "{:?}", again.body);
         let all = world.fake.list().await;
@@ -149,6 +137,59 @@ async fn a_crash_in_between_makes_one_sandbox() {
         assert_eq!(again.value()["id"], all[0].sandbox.id.as_str());
         assert_eq!(create(&world, "k1", r#"{"name": "web"}"#).await.value(), again.value());
     }
+}
+
+/// What a killed daemon leaves: a copy of its folder at this moment.
+fn left_by_a_kill(world: &World) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().unwrap();
+    for file in std::fs::read_dir(world.data.path()).unwrap() {
+        let file = file.unwrap();
+        if file.file_type().unwrap().is_file() {
+            std::fs::copy(file.path(), copy.path().join(file.file_name())).unwrap();
+        }
+    }
+    copy
+}
+
+async fn start_over(world: &mut World, data: tempfile::TempDir) {
+    world.data = data;
+    let server =
+        crate::client::start(&world.fake, &world.data, control::EdgeLimits::default()).await;
+    world.address = server.address();
+    world.server = Some(server);
+}
+
+/// The daemon dies when the host has all forks and nobody was told; then one is deleted, and the request comes again.
+#[tokio::test]
+async fn s22_a_late_repetition_deletes_no_forks_that_are_in_use() {
+    let mut world = World::new().await;
+    world.sandbox("web").await;
+    world.fake.gate.send_replace(false);
+    let (path, body) = ("/v1/sandboxes/web/fork", r#"{"name": "try", "count": 3}"#);
+    let (connection, asked) = (world.connect().await, request(&world, path, "f1", body));
+    let asked = tokio::spawn(send_over(connection, asked));
+    world.fake.waiting.subscribe().wait_for(|waiting| *waiting == 1).await.unwrap();
+    let copy = left_by_a_kill(&world);
+    asked.abort();
+    world.fake.gate.send_replace(true);
+    while world.fake.list().await.len() < 4 {
+        tokio::task::yield_now().await;
+    }
+    world.server.take().unwrap().stop().await;
+    start_over(&mut world, copy).await;
+
+    let names = |answer: &Answer| -> Vec<String> {
+        let forks = answer.value()["forks"].as_array().expect("a list").clone();
+        forks.iter().filter_map(|fork| fork["name"].as_str().map(str::to_owned)).collect()
+    };
+    world.call("DELETE", "/v1/sandboxes/try-2", "").await;
+    for _ in 0..2 {
+        let again = world.send(request(&world, path, "f1", body)).await;
+        assert_eq!(again.status, 201, "{:?}", again.body);
+        assert_eq!(names(&again), ["try-1", "try-3"]);
+        assert_eq!(world.fake.list().await.len(), 3);
+    }
+    assert_eq!(world.fake.makes.load(Ordering::SeqCst), 4);
 }
 
 #[tokio::test]
