@@ -169,7 +169,7 @@ pub(crate) fn unix_ms(at: &str) -> u64 {
     time.ok().and_then(|time| u64::try_from(time.as_millisecond()).ok()).unwrap_or(0)
 }
 
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     u64::try_from(jiff::Timestamp::now().as_millisecond()).unwrap_or(0)
 }
 

@@ -10,7 +10,7 @@ use api::project::Spending;
 use axum::extract::State;
 
 use crate::App;
-use crate::catalogue::Month;
+use crate::catalogue::CountedMonth;
 use crate::failure::Failure;
 
 /// Time between two looks: so much may be used beyond the limit.
@@ -51,15 +51,18 @@ pub(crate) async fn look(app: &App) -> Result<Option<Spending>, Failure> {
     Ok(Some(Spending { month: month.month, memory_gib_seconds: spent, reached }))
 }
 
-/// The month that counts now: another one begins with what was used until then. Where less was used than was once known, a
-/// sandbox was taken over by another host, and what it had used with it.
-fn counted(known: Option<&Month>, this: &str, used: f64) -> Month {
-    match known {
-        Some(month) if month.month == this => {
-            Month { from_gib_seconds: month.from_gib_seconds.min(used), ..month.clone() }
+/// The month that counts now: another one begins with what was used until then, but the one before goes on where it was (the clock
+/// was set). Where less was used than was once known, a sandbox was taken over by another host, and what it had used with it.
+fn counted(known: Option<&CountedMonth>, this: &str, used: f64) -> CountedMonth {
+    let last = || known.map(|known| (known.month.clone(), known.from_gib_seconds));
+    let (from, before) = match known {
+        Some(CountedMonth { month, from_gib_seconds, before }) if month == this => {
+            (*from_gib_seconds, before.clone())
         }
-        _ => Month { month: this.to_owned(), from_gib_seconds: used },
-    }
+        Some(CountedMonth { before: Some((month, from)), .. }) if month == this => (*from, last()),
+        _ => (used, last()),
+    };
+    CountedMonth { month: this.to_owned(), from_gib_seconds: from.min(used), before }
 }
 
 fn this_month() -> String {
@@ -80,14 +83,32 @@ fn whole(number: f64) -> u64 {
 mod tests {
     use super::*;
 
+    fn month(month: &str, from_gib_seconds: f64, before: Option<(&str, f64)>) -> CountedMonth {
+        let before = before.map(|(month, from)| (month.to_owned(), from));
+        CountedMonth { month: month.to_owned(), from_gib_seconds, before }
+    }
+
     #[test]
     fn s23_each_month_begins_with_nothing_spent() {
         let first = counted(None, "2026-11", 100.0);
-        assert_eq!(first, Month { month: "2026-11".to_owned(), from_gib_seconds: 100.0 });
+        assert_eq!(first, month("2026-11", 100.0, None));
         assert_eq!(counted(Some(&first), "2026-11", 150.0), first);
         let next = counted(Some(&first), "2026-12", 180.5);
-        assert_eq!(next, Month { month: "2026-12".to_owned(), from_gib_seconds: 180.5 });
+        assert_eq!(next, month("2026-12", 180.5, Some(("2026-11", 100.0))));
         assert!((counted(Some(&next), "2026-12", 20.0).from_gib_seconds - 20.0).abs() < 1e-9);
         assert_eq!((whole(2.9), whole(-1.0)), (2, 0));
+    }
+
+    #[test]
+    fn s23_a_clock_set_over_the_turn_of_the_month_and_back_gives_nothing_back() {
+        let november = month("2026-11", 100.0, Some(("2026-10", 0.0)));
+        let december = counted(Some(&november), "2026-12", 500.0);
+        let again = counted(Some(&december), "2026-11", 510.0);
+        assert_eq!(again, month("2026-11", 100.0, Some(("2026-12", 500.0))));
+        assert_eq!(counted(Some(&again), "2026-12", 520.0), december);
+        // What an earlier version has written is read.
+        let earlier = r#"{"month":"2026-11","from_gib_seconds":100.0}"#;
+        let read: CountedMonth = serde_json::from_str(earlier).unwrap();
+        assert_eq!(read, month("2026-11", 100.0, None));
     }
 }

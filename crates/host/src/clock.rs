@@ -8,6 +8,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
+/// By how much the wall clock must have moved against the clock that counts since boot before it counts as set, milliseconds:
+/// more than a busy host lets pass between two looks at clocks, and less than anybody takes for the same time.
+const STEP_MIN_MS: u64 = 1000;
+
 /// A moment, on every clock of this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moment {
@@ -36,6 +40,16 @@ impl Moment {
         Duration::from_millis(ms)
     }
 
+    /// When this moment was by the wall clock as it goes now, milliseconds since 1970: what the wall clock said then, unless it has
+    /// been set since within this boot.
+    pub fn unix_ms_now(&self) -> u64 {
+        if self.boot_id != boot_id() {
+            return self.unix_ms;
+        }
+        let by_now = boot_to_unix_ms(self.boot_ms);
+        if by_now.abs_diff(self.unix_ms) < STEP_MIN_MS { self.unix_ms } else { by_now }
+    }
+
     /// This moment on the present boot's clock, which is zero for moments before the boot.
     pub fn boot_ms_now(&self) -> u64 {
         let now = Self::now();
@@ -55,9 +69,28 @@ pub fn since_boot_ms() -> u64 {
 
 /// Milliseconds of the wall clock since 1970.
 pub fn unix_ms() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+    u64::try_from(since_1970().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Nanoseconds of the wall clock since 1970.
+pub fn unix_ns() -> i64 {
+    i64::try_from(since_1970().as_nanos()).unwrap_or(i64::MAX)
+}
+
+/// By how much the wall clock is ahead of the clock that counts since boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ahead(u64);
+
+impl Ahead {
+    /// Now.
+    pub fn now() -> Self {
+        Self(unix_ms().saturating_sub(since_boot_ms()))
+    }
+
+    /// Whether the wall clock was set between two looks.
+    pub fn is_stepped(self, other: Self) -> bool {
+        self.0.abs_diff(other.0) >= STEP_MIN_MS
+    }
 }
 
 /// A wall-clock time in milliseconds as RFC 3339 in UTC.
@@ -75,6 +108,12 @@ pub fn boot_to_unix_ms(boot_ms: u64) -> u64 {
     } else {
         now_unix.saturating_sub(now_boot - boot_ms)
     }
+}
+
+/// By way of the standard library, as every look at the wall clock in the daemon, so that tests can set it for all of it at once.
+/// Before 1970 it is 1970.
+fn since_1970() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn millis(seconds: i64, nanos: i64) -> u64 {
@@ -107,6 +146,28 @@ mod tests {
         assert_eq!(slept.elapsed(), Duration::ZERO);
         slept.unix_ms = unix_ms() - 7_000;
         assert!((7_000..8_000).contains(&slept.elapsed().as_millis()));
+    }
+
+    #[test]
+    fn s01_a_moment_keeps_its_distance_when_the_wall_clock_is_set() {
+        let then = Moment::now();
+        assert_eq!(then.unix_ms_now(), then.unix_ms);
+        let day = 86_400_000;
+        for unix_ms in [then.unix_ms - day, then.unix_ms + day] {
+            let stepped = Moment { unix_ms, ..then.clone() };
+            assert!(stepped.unix_ms_now().abs_diff(then.unix_ms) < STEP_MIN_MS);
+            let before = Moment { boot_id: "another boot".to_owned(), ..stepped };
+            assert_eq!(before.unix_ms_now(), unix_ms);
+        }
+    }
+
+    #[test]
+    fn a_wall_clock_that_was_set_is_told_from_one_that_goes() {
+        let now = Ahead::now();
+        assert!(!now.is_stepped(Ahead::now()));
+        assert!(
+            now.is_stepped(Ahead(now.0 - STEP_MIN_MS)) && now.is_stepped(Ahead(now.0 + 86_400_000))
+        );
     }
 
     #[test]

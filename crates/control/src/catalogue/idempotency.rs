@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            reserve                       answer
-//!   unknown ---------> being worked on -------------> answered (kept 24 h)
+//!   unknown ---------> being worked on -------------> answered (kept for days)
 //!      ^                     |
 //!      +--- remove (failed) -+      after a crash: worked on again, with the same sandbox id
 //! ```
@@ -17,8 +17,9 @@ use sqlx::Row;
 use super::{Catalogue, Entry, State, insert, now_ms, taken};
 use crate::failure::Failure;
 
-/// How long an answered request is remembered, milliseconds: a day, in which a client's retries have long ended.
-const KEEP_MS: i64 = 24 * 60 * 60 * 1000;
+/// How long an answered request is remembered by the wall clock, milliseconds. A day is promised, in which a client's retries have
+/// long ended; three are kept, so that none is forgotten too early where the clock is set on by a day or two meanwhile.
+const KEEP_MS: i64 = 3 * 24 * 60 * 60 * 1000;
 
 /// Sandboxes that shall be made.
 pub(crate) struct Wanted<'a> {

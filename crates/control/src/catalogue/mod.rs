@@ -29,7 +29,7 @@ use crate::failure::Failure;
 pub(crate) use idempotency::{Reservation, Wanted};
 use index::Index;
 pub(crate) use index::{Entry, State};
-pub(crate) use project::Month;
+pub(crate) use project::CountedMonth;
 
 /// Connections that read beside the one that writes. Only start-up and tokens read from the file.
 const READERS_MAX: u32 = 2;

@@ -13,16 +13,20 @@ use crate::failure::Failure;
 const DELETE_AFTER_IDLE_DAYS: &str = "delete_after_idle_days";
 /// The setting's name in the table.
 const SPENDING_LIMIT: &str = "spending_limit";
-/// Not a setting, but kept with them: a [`Month`].
+/// Not a setting, but kept with them: a [`CountedMonth`].
 const SPENDING_MONTH: &str = "spending_month";
 
 /// A month whose spending is counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Month {
+pub(crate) struct CountedMonth {
     /// Such as `2026-11`, UTC.
     pub(crate) month: String,
     /// What all sandboxes had used when counting began, GiB times seconds.
     pub(crate) from_gib_seconds: f64,
+    /// The month that counted before, and its `from_gib_seconds`: where the wall clock is set over the turn of a month and back again,
+    /// the month goes on with what was spent in it.
+    #[serde(default)]
+    pub(crate) before: Option<(String, f64)>,
 }
 
 impl Catalogue {
@@ -46,7 +50,7 @@ impl Catalogue {
     }
 
     /// From which sum on the present month's spending counts; `None`: nothing is counted yet.
-    pub(crate) async fn spending_month(&self) -> Result<Option<Month>, Failure> {
+    pub(crate) async fn spending_month(&self) -> Result<Option<CountedMonth>, Failure> {
         let row = sqlx::query("SELECT value FROM project WHERE setting = $1")
             .bind(SPENDING_MONTH)
             .fetch_optional(&self.reader)
@@ -59,7 +63,10 @@ impl Catalogue {
     }
 
     /// Changes that; `None`: nothing is counted any more.
-    pub(crate) async fn set_spending_month(&self, month: Option<&Month>) -> Result<(), Failure> {
+    pub(crate) async fn set_spending_month(
+        &self,
+        month: Option<&CountedMonth>,
+    ) -> Result<(), Failure> {
         let value = serde_json::to_string(&month)
             .map_err(Failure::internal("write the month's spending"))?;
         let mut tx = self.begin().await?;

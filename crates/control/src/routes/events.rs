@@ -19,7 +19,7 @@ use tokio::sync::{broadcast, watch};
 use crate::App;
 use crate::failure::Failure;
 use crate::input::{At, Query};
-use crate::journal::{EVENTS_KEPT, Piece, Place, unix_ms};
+use crate::journal::{EVENTS_KEPT, Piece, Place, now_ms, unix_ms};
 use crate::validate;
 
 /// Entries on one page, unless asked otherwise.
@@ -28,6 +28,9 @@ const PAGE_DEFAULT: usize = 100;
 const PAGE_MAX: usize = 1000;
 /// Entries of the timeline in a `why`.
 const WHY_EVENTS_MAX: usize = 100;
+/// A place that is later than now by more than this, milliseconds, is one of before the clock was set back.
+const SET_BACK_MIN_MS: u64 = 1000;
+
 /// How often a silent stream says that it lives, so that dead clients are noticed and proxies keep it.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -150,7 +153,7 @@ async fn from_timelines(app: &App, since_ms: u64) -> Result<Vec<Event>, ApiError
 /// Server-sent events of every sandbox, from now on, or on from where a stream was cut: `Last-Event-ID` (or `after`) with
 /// the `id` of the last event received. Some ten thousand events are kept for that. After a restart of the daemon it goes on
 /// from the timelines of the sandboxes that there are: an event of the very millisecond may come again, none is left out.
-/// Where some are missing, because a client is further behind than that, an event `events.lost` says so in its place: read
+/// Where some are missing, because a client is further behind than that or the host's clock was set back meanwhile, an event `events.lost` says so in its place: read
 /// the timelines of single sandboxes again. A comment every 15 s says that the stream lives. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "follow_events",
@@ -180,7 +183,9 @@ pub(crate) async fn of_all(
     let newest = app.journal().watch();
     let mut start =
         FollowAll { app: app.clone(), place, ready: VecDeque::new(), newest, read: HashMap::new() };
-    if let Some(since) = place.since().filter(|_| !app.journal().knows(place)) {
+    let since = place.since().filter(|_| !app.journal().knows(place));
+    // Where the clock was set back meanwhile, times do not tell what came after: the journal says that something is missing.
+    if let Some(since) = since.filter(|since| *since <= now_ms() + SET_BACK_MIN_MS) {
         // Before the timelines are read: what happens meanwhile stands in both, and is told once.
         let end = app.journal().end();
         let events = from_timelines(&app, since).await?;
@@ -189,7 +194,9 @@ pub(crate) async fn of_all(
             start.ready.push_back(Piece::Lost(Some(missing as u64), place));
         }
         for event in events.into_iter().skip(missing) {
-            start.read.insert(event.sandbox_id.clone(), event.seq);
+            // The times of one sandbox may go back where its numbers do not.
+            let read = start.read.entry(event.sandbox_id.clone()).or_default();
+            *read = event.seq.max(*read);
             let place = Place::at(&event);
             start.ready.push_back(Piece::Event(Box::new(event), place));
         }

@@ -193,6 +193,27 @@ async fn after_a_restart_a_stream_of_all_goes_on_and_nothing_is_told_twice_but_w
     while events.next().await.unwrap().1.text != "three" {}
 }
 
+/// A client that comes with a time that is still to come tells that the clock was set back: by times nothing is found then.
+#[tokio::test]
+async fn after_a_restart_with_the_clock_set_back_a_stream_says_that_something_is_missing() {
+    let mut world = World::new().await;
+    let web = world.sandbox("web").await;
+    let mut events = stream(&world, "/v1/events", &[]).await;
+    world.fake.say(&web.id, "sandbox.updated", "one");
+    let (last, _) = events.next().await.unwrap();
+    drop(events);
+    let (place, _) = last.rsplit_once('-').unwrap();
+    let tomorrow = jiff::Timestamp::now().as_millisecond() + 86_400_000;
+    let last = format!("{place}-{tomorrow}");
+    world.fake.say(&web.id, "sandbox.updated", "two");
+    world.restart().await;
+    let mut events = stream(&world, "/v1/events", &[("last-event-id", &last)]).await;
+    let (_, kind, data) = events.next_raw().await.unwrap();
+    assert_eq!((kind.as_str(), &data["missing"]), ("events.lost", &serde_json::Value::Null));
+    world.fake.say(&web.id, "sandbox.updated", "three");
+    assert_eq!(events.next().await.unwrap().1.text, "three");
+}
+
 /// A timeline keeps its newest entries only.
 #[tokio::test]
 async fn entries_that_are_not_kept_any_more_are_told_to_be_missing() {

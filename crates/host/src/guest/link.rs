@@ -16,6 +16,8 @@ use wire::{
     Quiesced, SleepNotice, Sockets, ToGuest, Wake, Woke, control::ENTROPY_LEN,
 };
 
+use crate::clock::{self, Ahead};
+
 use super::{
     channel::Entry,
     connection::{self, Control, Then},
@@ -320,13 +322,14 @@ impl GuestLink {
             let wake = Wake {
                 link: self.inner.id,
                 attempt: core.attempt,
-                realtime_ns: Some(realtime_ns()),
+                realtime_ns: Some(clock::unix_ns()),
                 entropy,
                 identity: params.identity,
                 fork: params.fork,
             };
             core.answers.quiesced = None;
             core.answers.woke = Some((core.attempt, answer));
+            core.clock_told = Some(Ahead::now());
             let message = match ipv6 {
                 _ if !mounts.is_empty() => ToGuest::WakeWithMounts(wake, ipv6, mounts),
                 Some(ipv6) if core.speaks(wire::NETWORK_SINCE) => ToGuest::WakeWithIpv6(wake, ipv6),
@@ -339,6 +342,32 @@ impl GuestLink {
             return Err(WakeError::NotRunning(woke));
         }
         Ok(woke)
+    }
+
+    /// Sets a running guest's wall clock again if the host's was set since the guest was last told. It is told as one that wakes is,
+    /// with nothing but the time; nobody waits for the answer, for a guest that does not answer shows otherwise.
+    ///
+    /// # Errors
+    /// When the connection is gone.
+    pub fn keep_clock(&self) -> Result<(), LinkError> {
+        let mut core = self.inner.core();
+        let now = Ahead::now();
+        let is_right = core.clock_told.is_none_or(|told| !told.is_stepped(now));
+        if is_right || self.state() != LinkState::Running {
+            return Ok(());
+        }
+        core.attempt += 1;
+        let wake = Wake {
+            link: self.inner.id,
+            attempt: core.attempt,
+            realtime_ns: Some(clock::unix_ns()),
+            entropy: Vec::new(),
+            identity: None,
+            fork: false,
+        };
+        core.tell(Control::message(&ToGuest::Wake(wake), Then::Stay))?;
+        core.clock_told = Some(now);
+        Ok(())
     }
 
     /// What is open on the network of a guest that stands still, as it said when it began to. `None`: it did not say.
@@ -432,6 +461,8 @@ pub(super) struct Core {
     /// What was open on its network when it stood still last.
     pub(super) sockets: Option<Sockets>,
     attempt: u64,
+    /// How the host's wall clock went when the guest was last told the time; `None`: not told yet.
+    clock_told: Option<Ahead>,
 }
 
 #[derive(Debug, Default)]
@@ -533,9 +564,4 @@ fn random<const N: usize>() -> Result<[u8; N], LinkError> {
     getrandom::fill(&mut bytes)
         .map_err(|error| LinkError::Entropy { reason: error.to_string() })?;
     Ok(bytes)
-}
-
-fn realtime_ns() -> i64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec)
 }

@@ -47,7 +47,7 @@ pub(crate) fn known(
         // The task adds it, where there is any.
         waits_for: None,
         will_sleep_at: core.will_sleep_at(now).map(time),
-        since: rfc3339(manifest.since.unix_ms),
+        since: rfc3339(manifest.since.unix_ms_now()),
         woke_because: manifest.woke_because.clone(),
         failure: core.failure_code().and(failure).map(str::to_owned),
         failure_code: core.failure_code().map(|code| code.as_str().to_owned()),

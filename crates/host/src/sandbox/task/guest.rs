@@ -58,6 +58,9 @@ impl Task {
         if seen {
             self.core.handle_packets(now());
         }
+        if let Err(error) = self.link.keep_clock() {
+            tracing::debug!(sandbox = %self.id, error = chain(&error), "its clock is not set again");
+        }
         let (link, messages) = (self.link.clone(), self.messages.clone());
         tokio::spawn(async move {
             let sample = match tokio::time::timeout(SAMPLE_LIMIT, link.sample()).await {
