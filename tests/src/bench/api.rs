@@ -103,20 +103,40 @@ impl Api {
         link["url"].as_str().expect("a URL").to_owned()
     }
 
+    /// All sandboxes, oldest first.
+    #[track_caller]
+    pub(crate) fn sandboxes(&self) -> Vec<Value> {
+        let mut all = Vec::new();
+        let mut cursor = String::new();
+        loop {
+            let page = self.get(&format!("/v1/sandboxes?limit=1000{cursor}"));
+            all.extend(page["sandboxes"].as_array().expect("sandboxes").iter().cloned());
+            let Some(next) = page["next_cursor"].as_str() else { return all };
+            cursor = format!("&cursor={next}");
+        }
+    }
+
+    /// The timeline of a sandbox.
+    #[track_caller]
+    pub(crate) fn events(&self, sandbox: &str) -> Vec<Value> {
+        let mut all: Vec<Value> = Vec::new();
+        loop {
+            let after = all.last().map_or(0, |last| last["seq"].as_u64().expect("a number"));
+            let page = self
+                .get(&format!("/v1/sandboxes/{sandbox}/events?after={after}&limit={EVENTS_MAX}"));
+            let events = page["events"].as_array().expect("events");
+            if events.is_empty() {
+                return all;
+            }
+            all.extend(events.iter().cloned());
+        }
+    }
+
     /// Phases of the newest event of this kind (without `sandbox.`), in milliseconds.
     #[track_caller]
     pub(crate) fn phases(&self, sandbox: &str, kind: &str) -> Vec<Phase> {
-        let mut after = 0;
-        let mut newest = None;
-        loop {
-            let page = self
-                .get(&format!("/v1/sandboxes/{sandbox}/events?after={after}&limit={EVENTS_MAX}"));
-            let events = page["events"].as_array().expect("events").clone();
-            let Some(last) = events.last() else { break };
-            after = last["seq"].as_u64().expect("a number");
-            let wanted = format!("sandbox.{kind}");
-            newest = events.into_iter().rfind(|event| event["type"] == wanted.as_str()).or(newest);
-        }
+        let wanted = format!("sandbox.{kind}");
+        let newest = self.events(sandbox).into_iter().rfind(|event| event["type"] == *wanted);
         let event = newest.unwrap_or_else(|| panic!("{sandbox} has no event `{kind}`"));
         let phases =
             event["data"]["phases_ms"].as_object().unwrap_or_else(|| panic!("no phases: {event}"));

@@ -8,7 +8,7 @@ use super::Options;
 use super::api::Api;
 use super::figure::{Figure, Series, Side, show_ms};
 use super::request::Target;
-use super::sleepers::{Random, cpu_seconds, multiply, name, own_copies};
+use super::sleepers::{Random, cpu_seconds, multiply, name, own_copies, put_to_rest};
 use super::stage::{MEMORY_MIB, WEB, with_counter};
 use crate::{Lab, proc, until};
 
@@ -29,7 +29,7 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     let api = Api::of(&lab);
     with_counter(&lab, &api, &options.bare, WEB, MEMORY_MIB);
     Target::link(&api.link(WEB)).count();
-    api.sleep(WEB, "disk");
+    put_to_rest(&lab, &api);
     lab.stop_daemon();
     let count = u32::try_from(crowd + SINGLE).expect("few");
     let folders = multiply(&lab, count, &mut Random(options.seed));

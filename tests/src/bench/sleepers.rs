@@ -31,6 +31,8 @@ const QUIET: Duration = Duration::from_mins(1);
 const QUIET_QUICK: Duration = Duration::from_secs(15);
 /// Clock ticks a second in `/proc/PID/stat`: the same on every Linux on this architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
+/// What a manifest says of the network of a sleeper, if that is known.
+const AT_REST: &str = "network_at_rest";
 /// What makes a sandbox's folder besides its manifest.
 const PARTS: [&str; 3] = ["memory", "state", "disk.qcow2"];
 
@@ -46,7 +48,7 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     let api = Api::of(&lab);
     with_counter(&lab, &api, &options.bare, WEB, MEMORY_MIB);
     let (_, visits) = Target::link(&api.link(WEB)).count();
-    api.sleep(WEB, "disk");
+    put_to_rest(&lab, &api);
     let alone_mib = resident_mib(lab.daemon_pid());
     lab.stop_daemon();
     let mut random = Random(options.seed);
@@ -60,6 +62,7 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     let mib = resident_mib(lab.daemon_pid());
     let taps = crate::net::taps().len();
     assert_eq!(taps, folders.len() + 1, "each has its tap");
+    nobody_woke(&api, folders.len() + 1);
 
     let mut wakes = Series::default();
     let mut left: Vec<usize> = (0..folders.len()).collect();
@@ -71,6 +74,7 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
         wakes.add(took);
         assert_eq!(view(n)["status"], "running");
         api.delete(&name(n));
+        nobody_woke(&api, left.len() + 1);
     }
     eprintln!("    woke and answered: {:.0?} ms", wakes.values());
     for n in left {
@@ -114,28 +118,69 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     vec![Figure { hand: beside, ..memory }, cpu, woke]
 }
 
+/// All that are left sleep, and none of them has lived since they were put there: one that woke for itself would have written
+/// the memory that all share. If one did, its timeline says why.
+#[track_caller]
+fn nobody_woke(api: &Api, count: usize) {
+    let all = api.sandboxes();
+    assert_eq!(all.len(), count);
+    let woke =
+        all.iter().filter(|one| one["status"] != "sleeping" || one["life"] != all[0]["life"]);
+    let told: Vec<String> = woke
+        .map(|one| {
+            let id = one["id"].as_str().expect("an id");
+            let events = api.events(id);
+            let events = events.iter().map(|event| format!("\n    {event}"));
+            format!("{one}{}", events.collect::<String>())
+        })
+        .collect();
+    assert!(told.is_empty(), "woke without having been asked for:\n{}", told.join("\n"));
+}
+
 pub(crate) fn name(n: usize) -> String {
     format!("s{n:04}")
+}
+
+/// Puts the one sandbox there is to sleep on disk so that the host knows what is open on its network. Where the end of the last
+/// request crosses its link in that moment, everything would wake its copies; and what earlier groups of figures have left
+/// half closed when their sandboxes were deleted, the host's kernel sends again to whoever has those addresses now.
+#[track_caller]
+pub(crate) fn put_to_rest(lab: &Lab, api: &Api) {
+    let original = only_folder(lab);
+    until("it falls asleep while nothing crosses its link", || {
+        api.exec_true(WEB);
+        api.sleep(WEB, "disk");
+        (manifest(&original)["sandbox"][AT_REST] != Value::Null).then_some(())
+    });
+}
+
+#[track_caller]
+fn only_folder(lab: &Lab) -> PathBuf {
+    let mut all = fs::read_dir(lab.data().join("sandboxes")).expect("sandboxes");
+    let only = all.next().expect("a sandbox").expect("a sandbox").path();
+    assert!(all.next().is_none(), "there is only one");
+    only
+}
+
+#[track_caller]
+fn manifest(folder: &Path) -> Value {
+    let text = fs::read(folder.join("manifest.json")).expect("its manifest");
+    serde_json::from_slice(&text).expect("its manifest")
 }
 
 /// Makes copies of the one sleeper there is; their folders.
 #[track_caller]
 pub(crate) fn multiply(lab: &Lab, count: u32, random: &mut Random) -> Vec<PathBuf> {
     let sandboxes = lab.data().join("sandboxes");
-    let original = fs::read_dir(&sandboxes)
-        .expect("sandboxes")
-        .next()
-        .expect("a sandbox")
-        .expect("a sandbox")
-        .path();
-    let text = fs::read(original.join("manifest.json")).expect("its manifest");
-    let envelope: Value = serde_json::from_slice(&text).expect("its manifest");
+    let original = only_folder(lab);
+    let envelope = manifest(&original);
     assert_eq!(
         envelope["sha256"],
         checksum(&envelope["sandbox"]),
         "the form of manifests has changed"
     );
     assert_eq!(envelope["sandbox"]["state"]["is"], "sleeping_on_disk");
+    assert_ne!(envelope["sandbox"][AT_REST], Value::Null, "put to sleep by `put_to_rest`");
     let key = envelope["sandbox"]["link_key"].as_str().expect("a key").len();
     (0..count)
         .map(|n| {
