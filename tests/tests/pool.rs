@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use e2e::lab::{Lab, POOL};
+use e2e::filler::Filler;
+use e2e::lab::{Lab, POOL, isolated_on_small_disk};
 use e2e::{isolated, proc, test_name, until};
 use rustix::process::Signal;
 
@@ -141,5 +142,37 @@ fn s24_clones_are_the_first_to_make_room() {
         assert!(!proc::alive(second), "the clone made room");
         who(lab, "b");
         assert_eq!(lab.events("a", "slept").len(), 0, "and nobody else had to");
+    });
+}
+
+#[test]
+fn s24_clones_are_the_first_to_make_room_on_the_disk() {
+    isolated_on_small_disk(test_name!(), 1500, |lab| {
+        with_pool(lab, &[]);
+        let first = ready(lab, &[]);
+        // Little is left, and what is there may stay.
+        let some = Filler::fill_but(lab, 400);
+        let a = create(lab, "a");
+        assert_eq!(a, first);
+        until("it is said why there is no other", || {
+            lab.daemon_log().contains("less than 512 MiB are free on the disk").then_some(())
+        });
+        assert_eq!(proc::qemus_below(&lab.data()), [a]);
+        drop(some);
+
+        let second = ready(lab, &[a]);
+        let most = Filler::fill_but(lab, 200);
+        until("the clone makes room", || (!proc::alive(second)).then_some(()));
+        until("and its files are gone", || {
+            let folders = fs::read_dir(lab.data().join("sandboxes")).expect("sandboxes").count();
+            (folders == 1).then_some(())
+        });
+        let log = lab.daemon_log();
+        assert!(log.contains("is given up: less than 256 MiB are free on the disk"), "{log}");
+        assert_eq!(lab.view("a")["waits_for"], serde_json::Value::Null, "and nobody stood still");
+        assert!(lab.events("a", "halted").is_empty());
+        drop(most);
+        let third = ready(lab, &[a]);
+        assert_eq!(create(lab, "b"), third);
     });
 }

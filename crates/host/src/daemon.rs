@@ -159,7 +159,7 @@ impl Daemon {
         let store = open_store(&settings).await?;
         let host = host_name(&settings)?;
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
-        let disk_low = watch_disk(settings.sandboxes_dir());
+        let (disk_low, disk_room) = watch_disk(settings.sandboxes_dir());
         let budget = Budget::new(settings.memory_budget_mib);
         let dir = settings.drives_dir();
         let drives = Arc::new(Drives::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
@@ -170,6 +170,7 @@ impl Daemon {
             volumes,
             spending: tokio::sync::watch::Sender::new(false),
             disk_low,
+            disk_room,
             settings,
             qemu,
             replaced: std::sync::Mutex::default(),

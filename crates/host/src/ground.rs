@@ -48,6 +48,29 @@ pub(crate) struct Ground {
     pub(crate) spending: watch::Sender<bool>,
     /// Whether the disk is so full that running guests must stand still.
     pub(crate) disk_low: watch::Receiver<bool>,
+    /// Whether the disk has room for what nobody has asked for yet.
+    pub(crate) disk_room: watch::Receiver<DiskRoom>,
+}
+
+/// How much room the disk has for what nobody has asked for yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DiskRoom {
+    /// [`FREE_BYTES_FOR_SPARE`] and more.
+    Enough,
+    /// What is there may stay, no more is made.
+    Little,
+    /// Less than [`FREE_BYTES_MIN`]: whoever wants something made needs that himself.
+    None,
+}
+
+impl DiskRoom {
+    fn of(free: u64) -> Self {
+        match free {
+            FREE_BYTES_FOR_SPARE.. => Self::Enough,
+            FREE_BYTES_MIN.. => Self::Little,
+            _ => Self::None,
+        }
+    }
 }
 
 impl Ground {
@@ -120,6 +143,9 @@ impl Ground {
 /// Least free space, bytes, for making something new: a guest that finds no room for a page of its memory dies of it.
 pub(crate) const FREE_BYTES_MIN: u64 = 256 * 1024 * 1024;
 
+/// Least free space, bytes, for making what nobody has asked for yet: afterwards somebody can still be made what he asks for.
+pub(crate) const FREE_BYTES_FOR_SPARE: u64 = 2 * FREE_BYTES_MIN;
+
 /// Least free space, bytes, for letting a guest go on.
 pub(crate) const FREE_BYTES_TO_WAKE: u64 = 128 * 1024 * 1024;
 
@@ -130,11 +156,15 @@ pub(crate) const FREE_BYTES_TO_RUN: u64 = 64 * 1024 * 1024;
 /// How often the disk is looked at. A disk of 300 MB/s fills what is kept free in about that time.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Watches the free space of the data folder; `true`: running guests must stand still. Ends with the last receiver.
-pub(crate) fn watch_disk(dir: std::path::PathBuf) -> watch::Receiver<bool> {
+/// Watches the free space of the data folder. The first tells whether running guests must stand still. Ends with the last
+/// receiver of that.
+pub(crate) fn watch_disk(
+    dir: std::path::PathBuf,
+) -> (watch::Receiver<bool>, watch::Receiver<DiskRoom>) {
     // Known from the start: what a daemon finds standing still must not be let go on for a moment.
-    let first = free_bytes(&dir).is_ok_and(|free| free < FREE_BYTES_TO_RUN);
-    let (low, seen) = watch::channel(first);
+    let first = free_bytes(&dir).unwrap_or(u64::MAX);
+    let (low, seen) = watch::channel(first < FREE_BYTES_TO_RUN);
+    let (room, room_seen) = watch::channel(DiskRoom::of(first));
     tokio::spawn(async move {
         while !low.is_closed() {
             match free_bytes(&dir) {
@@ -143,13 +173,15 @@ pub(crate) fn watch_disk(dir: std::path::PathBuf) -> watch::Receiver<bool> {
                     let limit = if *low.borrow() { FREE_BYTES_TO_WAKE } else { FREE_BYTES_TO_RUN };
                     let is_low = free < limit;
                     low.send_if_modified(|was| std::mem::replace(was, is_low) != is_low);
+                    let now = DiskRoom::of(free);
+                    room.send_if_modified(|was| std::mem::replace(was, now) != now);
                 }
                 Err(error) => tracing::warn!(%error, dir = %dir.display(), "free space not known"),
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
     });
-    seen
+    (seen, room_seen)
 }
 
 /// Least free space, bytes, for putting a guest to sleep on disk: what it has not yet written, and its state.

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! Who makes a sandbox asks for a clone's id first, and makes it under that id. Clones are made when nobody has made a
-//! sandbox for a while, one at a time, only where there is room that nobody waits for; and they are the first to make room.
+//! sandbox for a while, one at a time, only where there is room that nobody waits for; and they are the first to make room, in
+//! memory and on the disk.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -24,7 +25,7 @@ use vmm::Machine;
 
 use crate::clock::Moment;
 use crate::daemon::Daemon;
-use crate::ground::{FREE_BYTES_MIN, Ground, free_bytes};
+use crate::ground::{DiskRoom, FREE_BYTES_FOR_SPARE, FREE_BYTES_MIN, Ground, free_bytes};
 use crate::guest::{Continuity, QuiesceOptions, WakeParams};
 use crate::images::DEFAULT_NAME;
 use crate::manifest::{Manifest, State};
@@ -192,6 +193,15 @@ impl Pool {
         }
     }
 
+    /// Takes out one that nobody is about to claim, of the kind that is wanted least.
+    fn spare(&self) -> Option<ReadyClone> {
+        let mut inner = self.inner();
+        let asked_at = |kind: &Kind| inner.asked.iter().position(|asked| asked == kind);
+        let spare = (0..inner.ready.len()).filter(|at| inner.ready[*at].reserved.is_none());
+        let at = spare.max_by_key(|at| asked_at(&inner.ready[*at].kind).unwrap_or(usize::MAX))?;
+        Some(inner.ready.swap_remove(at))
+    }
+
     /// Clones that are of no use any more, taken out.
     fn sort_out(&self, wanted: &[Kind]) -> Vec<ReadyClone> {
         let mut inner = self.inner();
@@ -237,6 +247,12 @@ impl Pool {
 /// Keeps a daemon's pool filled for as long as there is the daemon.
 pub(crate) async fn keep(daemon: Weak<Daemon>) {
     let mut told: Option<String> = None;
+    // The same again and again tells nothing new.
+    let mut is_news = move |why: Option<&str>| {
+        let is_news = told.as_deref() != why;
+        told = why.map(str::to_owned);
+        is_news
+    };
     loop {
         let Some(strong) = daemon.upgrade() else { return };
         let (ground, pool) = (Arc::clone(&strong.ground), Arc::clone(&strong.pool));
@@ -244,6 +260,9 @@ pub(crate) async fn keep(daemon: Weak<Daemon>) {
         if pool.size == 0 || pool.inner().closed {
             return;
         }
+        let mut room = ground.disk_room.clone();
+        room.mark_unchanged();
+        give_up_for_disk(&ground, &pool).await;
         let wanted = wanted(&ground, &pool);
         for clone in pool.sort_out(&wanted) {
             dissolve(clone).await;
@@ -258,21 +277,24 @@ pub(crate) async fn keep(daemon: Weak<Daemon>) {
                 }
                 let made = make(&ground, &kind).await;
                 match made {
-                    Ok(Some(claimed)) => {
-                        told = None;
+                    Ok(Made::Clone(claimed)) => {
+                        is_news(None);
                         admit(&ground, &pool, kind, claimed).await;
                         continue;
                     }
-                    // No room for it now.
-                    Ok(None) => {}
+                    Ok(Made::NoRoom(why)) => {
+                        if is_news(Some(&why)) {
+                            tracing::info!(
+                                "no clone is ready, and a sandbox is copied when it is wanted: {why}"
+                            );
+                        }
+                    }
                     Err(error) => {
-                        // Once: the same again and again tells nothing new.
-                        if told.as_ref() != Some(&error) {
+                        if is_news(Some(&error)) {
                             tracing::warn!(
                                 error,
                                 "no clone is ready: a sandbox is copied when it is wanted"
                             );
-                            told = Some(error);
                         }
                         drop(making);
                         tokio::time::sleep(RETRY_AFTER).await;
@@ -285,6 +307,8 @@ pub(crate) async fn keep(daemon: Weak<Daemon>) {
         }
         tokio::select! {
             () = pool.look.notified() => {}
+            // Its sender lives as long as the ground does.
+            Ok(()) = room.changed() => {}
             () = tokio::time::sleep(pause) => {}
         }
     }
@@ -335,14 +359,38 @@ async fn admit(ground: &Arc<Ground>, pool: &Arc<Pool>, kind: Kind, claimed: Clai
     }
 }
 
-/// Makes one. `None`: there is no room now that nobody waits for.
-async fn make(ground: &Ground, kind: &Kind) -> Result<Option<Claimed>, String> {
-    let free = free_bytes(&ground.settings.sandboxes_dir()).map_err(|error| error.to_string())?;
-    if free < 2 * FREE_BYTES_MIN || *ground.disk_low.borrow() {
-        return Ok(None);
+/// Gives clones up, one after the other, until there is room on the disk for what somebody asks for.
+async fn give_up_for_disk(ground: &Ground, pool: &Pool) {
+    while *ground.disk_room.borrow() != DiskRoom::Enough
+        && free_bytes(&ground.settings.sandboxes_dir()).is_ok_and(|free| free < FREE_BYTES_MIN)
+    {
+        let Some(clone) = pool.spare() else { return };
+        let least = FREE_BYTES_MIN >> 20;
+        tracing::info!(clone = %clone.claimed.id, "a ready clone is given up: less than {least} MiB are free on the disk");
+        dissolve(clone).await;
     }
-    let Some(seat) = ground.budget.seat_if_free(kind.memory_mib) else { return Ok(None) };
-    let Some(slot) = ground.slots.take() else { return Ok(None) };
+}
+
+/// What came of making one.
+enum Made {
+    Clone(Claimed),
+    /// There is no room now that nobody waits for.
+    NoRoom(String),
+}
+
+/// Makes one.
+async fn make(ground: &Ground, kind: &Kind) -> Result<Made, String> {
+    let free = free_bytes(&ground.settings.sandboxes_dir()).map_err(|error| error.to_string())?;
+    if free < FREE_BYTES_FOR_SPARE || *ground.disk_low.borrow() {
+        let least = FREE_BYTES_FOR_SPARE >> 20;
+        return Ok(Made::NoRoom(format!("less than {least} MiB are free on the disk")));
+    }
+    let Some(seat) = ground.budget.seat_if_free(kind.memory_mib) else {
+        return Ok(Made::NoRoom("the memory budget has no room that nobody needs".to_owned()));
+    };
+    let Some(slot) = ground.slots.take() else {
+        return Ok(Made::NoRoom("all addresses of this host are taken".to_owned()));
+    };
     let mut random = [0; api::id::ID_CHARS];
     getrandom::fill(&mut random).map_err(|error| error.to_string())?;
     let id = SandboxId::from_random(random);
@@ -354,7 +402,9 @@ async fn make(ground: &Ground, kind: &Kind) -> Result<Option<Claimed>, String> {
     let mut body = Body::new(files, slot).map_err(|error| chain(&error))?;
     body.seat = Some(seat);
     match ready(ground, kind, &id, &record, &mut body).await {
-        Ok((stopped_at, cpu_usec)) => Ok(Some(Claimed { id, body, record, stopped_at, cpu_usec })),
+        Ok((stopped_at, cpu_usec)) => {
+            Ok(Made::Clone(Claimed { id, body, record, stopped_at, cpu_usec }))
+        }
         Err(error) => {
             take_apart(&id, &mut body).await;
             Err(error)
