@@ -279,7 +279,7 @@ pub(crate) async fn keep(daemon: Weak<Daemon>) {
                 match made {
                     Ok(Made::Clone(claimed)) => {
                         is_news(None);
-                        admit(&ground, &pool, kind, claimed).await;
+                        admit(&ground, &pool, kind, *claimed).await;
                         continue;
                     }
                     Ok(Made::NoRoom(why)) => {
@@ -373,7 +373,7 @@ async fn give_up_for_disk(ground: &Ground, pool: &Pool) {
 
 /// What came of making one.
 enum Made {
-    Clone(Claimed),
+    Clone(Box<Claimed>),
     /// There is no room now that nobody waits for.
     NoRoom(String),
 }
@@ -403,7 +403,7 @@ async fn make(ground: &Ground, kind: &Kind) -> Result<Made, String> {
     body.seat = Some(seat);
     match ready(ground, kind, &id, &record, &mut body).await {
         Ok((stopped_at, cpu_usec)) => {
-            Ok(Made::Clone(Claimed { id, body, record, stopped_at, cpu_usec }))
+            Ok(Made::Clone(Box::new(Claimed { id, body, record, stopped_at, cpu_usec })))
         }
         Err(error) => {
             take_apart(&id, &mut body).await;
