@@ -199,7 +199,11 @@ fn s17_a_drive_that_is_gone_or_damaged_is_said() {
         let disk = lab.data().join("drives/data/disk");
         let away = lab.data().join("drives/data/away");
         std::fs::rename(&disk, &away).expect("moved");
-        refused(lab, &["exec", "web", "--", "true"], "the disk of its drive data is gone");
+        refused(
+            lab,
+            &["exec", "web", "--", "true"],
+            "the drive `data` cannot be mounted: its disk is gone",
+        );
         assert_eq!(lab.view("web")["failure_code"], "drive_unusable");
         std::fs::rename(&away, &disk).expect("moved back");
         lab.ok(&["sandboxes", "restart", "web"]);
@@ -208,9 +212,62 @@ fn s17_a_drive_that_is_gone_or_damaged_is_said() {
 
         let broken = std::fs::File::options().write(true).open(&disk).expect("opened");
         std::os::unix::fs::FileExt::write_all_at(&broken, &[0; 4096], 0).expect("written");
-        refused(lab, &["sandboxes", "create", "--drive", "data:/data"], "mount drive0 at /data");
+        refused(
+            lab,
+            &["sandboxes", "create", "--drive", "data:/data"],
+            "the drive `data` cannot be mounted: ",
+        );
         assert_eq!(lab.json(&["sandboxes", "list"]).as_array().map(Vec::len), Some(0));
         assert_eq!(holder(lab, "data"), None);
+    });
+}
+
+#[test]
+fn s17_a_drive_at_a_file_of_the_guest_is_said_with_its_cure() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["drives", "create", "good", "--size", "64"]);
+        lab.ok(&["drives", "create", "data", "--size", "64"]);
+        let error = |arguments: &[&str]| -> serde_json::Value {
+            let output = lab.run(&[&["--json"], arguments].concat());
+            assert!(!output.status.success(), "{arguments:?}");
+            serde_json::from_slice(&output.stderr).expect("an error as JSON")
+        };
+        let mut create =
+            vec!["sandboxes", "create", "--memory-mib", "256", "--drive", "good:/good", "--drive"];
+        for (place, why) in [
+            ("data:/etc/passwd", "cannot be mounted at `/etc/passwd`: a file is there"),
+            ("data:/bin/sh/x", "cannot be mounted at `/bin/sh/x`: a part of this path is a file"),
+        ] {
+            create.push(place);
+            let told = error(&create);
+            println!("{told}");
+            create.pop();
+            assert_eq!(told["code"], "drive_unusable");
+            assert_eq!(told["field"], "drives[1].path");
+            assert!(told["error"].as_str().expect("text").contains(why), "{told}");
+            assert!(told["hint"].as_str().expect("text").contains("name a folder"), "{told}");
+            assert_eq!(lab.json(&["sandboxes", "list"]), serde_json::json!([]));
+            assert_eq!(std::fs::read_dir(lab.data().join("sandboxes")).expect("listed").count(), 0);
+            assert_eq!((holder(lab, "good"), holder(lab, "data")), (None, None));
+        }
+
+        lab.ok(&["sandboxes", "create", "--name", "web", "--memory-mib", "256"]);
+        lab.sh("web", "echo kept >/work/kept; mkdir /work/folder; echo a file >/work/folder/file");
+        let told = error(&["sandboxes", "restart", "web", "--drive", "data:/work/folder/file"]);
+        println!("{told}");
+        assert_eq!(told["code"], "drive_unusable");
+        assert_eq!(told["field"], "drives[0].path");
+        let view = lab.view("web");
+        assert_eq!(view["failure_code"], "drive_unusable");
+        let failure = view["failure"].as_str().expect("text");
+        assert!(failure.contains("at `/work/folder/file`: a file is there"), "{failure}");
+        for told in [told, error(&["exec", "web", "--", "true"])] {
+            let hint = told["hint"].as_str().expect("a hint");
+            assert!(hint.contains("another path"), "{told}");
+        }
+        // The cure that it names.
+        lab.ok(&["sandboxes", "restart", "web", "--drive", "data:/work/folder/other"]);
+        assert_eq!(lab.sh("web", "cat /work/kept; ls /work/folder/other"), "kept\nlost+found");
     });
 }
 

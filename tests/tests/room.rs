@@ -304,3 +304,34 @@ fn create_second_sleeper(lab: &Lab) {
     lab.ok(&["sandboxes", "sleep", "other", "--tier", "disk"]);
     lab.sh("awake", "true");
 }
+
+#[test]
+fn s22_forks_that_the_disk_has_no_room_for_are_refused_before_anybody_notices() {
+    isolated_on_small_disk(test_name!(), 1500, |lab| {
+        let mut witness = Witness::create_still(lab, "parent");
+        let id = lab.view("parent")["id"].as_str().expect("an id").to_owned();
+        let mib = e2e::proc::disk_use(&lab.data().join("sandboxes").join(&id)) >> 20;
+        let free = 256 + mib + mib / 2;
+        let filler = Filler::fill_but(lab, free);
+        println!("a copy takes {mib} MiB, {free} are free");
+        let folders = || std::fs::read_dir(lab.data().join("sandboxes")).expect("listed").count();
+        for _ in 0..2 {
+            let error = refused(lab, &["fork", "parent", "--name", "x", "--count", "4"]);
+            println!("{error}");
+            assert_eq!((&error["code"], &error["retryable"]), (&"no_space".into(), &true.into()));
+            assert!(error["error"].as_str().expect("text").contains("for 4 copies"), "{error}");
+            assert_eq!(folders(), 1);
+            // Awake it did not stand still for it, and asleep it is not touched.
+            assert!(lab.events("parent", "copied").is_empty());
+            assert!(lab.events("parent", "halted").is_empty());
+            lab.ok(&["sandboxes", "sleep", "parent", "--tier", "disk"]);
+        }
+        lab.ok(&["fork", "parent", "--name", "x", "--count", "1"]);
+        let error = refused(lab, &["snapshots", "create", "parent", "kept"]);
+        assert_eq!(error["code"], "no_space", "{error}");
+        assert!(lab.events("x-1", "halted").is_empty());
+        witness.check();
+        drop(filler);
+        lab.ok(&["snapshots", "create", "parent", "kept"]);
+    });
+}

@@ -7,13 +7,14 @@ use api::{ApiError, Code, SandboxId};
 
 use crate::clock::rfc3339;
 use crate::daemon::Daemon;
+use crate::drive_trouble;
 use crate::drives::{Claim, DriveError, Note};
 use crate::ground::{FREE_BYTES_MIN, free_bytes};
 use crate::images::ImageError;
 use crate::manifest::{DriveKind, DriveUse};
 use crate::sandbox::Handle;
 use crate::sandbox::work::is_full;
-use crate::verbs::internal;
+use crate::verbs::{internal, no_space};
 use crate::volumes::VolumeClaim;
 
 /// Drives and volumes that a sandbox has while this lives, and keeps if [`keep`](Self::keep) is called.
@@ -49,7 +50,7 @@ impl Daemon {
     pub(crate) async fn make_drive(&self, new: CreateDrive) -> Result<Drive, ApiError> {
         let free = free_bytes(&self.ground.settings.data);
         if free.map_err(|error| internal("free space is not known", &error))? < FREE_BYTES_MIN {
-            return Err(ApiError::new(Code::NoSpace, "the host's disk is full"));
+            return Err(no_space("the host's disk is full"));
         }
         let size_mib = new.size_mib.unwrap_or(DRIVE_MIB_DEFAULT);
         let made = self.ground.drives.create(&new.name, size_mib).await;
@@ -132,7 +133,13 @@ impl Daemon {
         let drives = handle.manifest().drives;
         self.ground.drives.settle(handle.id(), &drives);
         self.ground.volumes.settle(handle.id(), &drives);
-        done?;
+        if let Err(error) = done {
+            if error.code == Code::DriveUnusable {
+                let field = drive_trouble::error(error.error.clone(), &drives).field;
+                return Err(ApiError { field, ..error });
+            }
+            return Err(error);
+        }
         if drives == uses {
             return Ok(());
         }
@@ -193,7 +200,7 @@ impl Daemon {
             DriveError::FileSystem(ImageError::MissingProgram { .. }) => {
                 internal("the host lacks `mke2fs` (Debian's package e2fsprogs)", error)
             }
-            error if is_full(error) => ApiError::new(Code::NoSpace, "the host's disk is full"),
+            error if is_full(error) => no_space("the host's disk is full"),
             DriveError::Format(_) | DriveError::FileSystem(_) | DriveError::File(..) => {
                 internal("the drive cannot be used", error)
             }

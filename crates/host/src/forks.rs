@@ -3,22 +3,25 @@
 //! All of them are made, or none, also when the daemon dies meanwhile ([`fork_sets`](crate::fork_sets)). They are founded first, so that what is lacking (addresses) shows before the parent stands still;
 //! none is started before all are copied, so that no copy is of another moment.
 
+use std::path::PathBuf;
+
 use api::host::NewFork;
 use api::sandbox::Sandbox;
-use api::{ApiError, Code, SandboxId};
+use api::{ApiError, SandboxId};
+use vmm::files::bytes_to_copy;
 
 use crate::clock::Moment;
 use crate::daemon::Daemon;
 use crate::fork_sets::ForkSet;
-use crate::ground::{FREE_BYTES_MIN, free_bytes};
+use crate::ground::{FREE_BYTES_MIN, Ground, free_bytes};
 use crate::manifest::{Manifest, Policy, Saved, State, places_of};
+use crate::pool;
 use crate::record::Record;
 use crate::sandbox::Handle;
-use crate::sandbox::body::Body;
+use crate::sandbox::body::{Body, drive_images};
 use crate::sandbox::work::{chain, copy_parts, is_full, read_capture};
-use crate::settings::Files;
 use crate::usage::Used;
-use crate::verbs::{discard, internal, unmade};
+use crate::verbs::{discard, internal, no_space, unmade};
 use crate::volumes::VolumeClaim;
 
 /// A fork that has a folder, and nothing in it yet.
@@ -48,6 +51,8 @@ impl Daemon {
         }
         let parent = self.handle(parent)?;
         let drives = parent.manifest().drives;
+        let parts = parts_of(&self.ground, &parent);
+        self.check_room_for_copies(&parts, new.len() as u64).await?;
         let claims = new.iter().map(|one| self.claim_volumes(&one.id, &drives));
         let claims = claims.collect::<Result<Vec<_>, _>>()?;
         let mut founded = Vec::new();
@@ -121,9 +126,11 @@ impl Daemon {
         let drives = parent.manifest().copied_drives();
         let saved = read_capture(files).map_err(|error| unpublished(&error))?;
         for other in others {
-            let places = places_of(&drives);
-            check_room_for(files, &places)?;
-            let images = places.into_iter().map(|place| (place, files.drive(place))).collect();
+            let images: Vec<_> =
+                places_of(&drives).into_iter().map(|place| (place, files.drive(place))).collect();
+            let parts = images.iter().map(|(_, image)| image.clone());
+            let parts = [files.memory(), files.state(), files.disk()].into_iter().chain(parts);
+            self.check_room_for_copies(&parts.collect::<Vec<_>>(), 1).await?;
             let copied = copy_parts(files, &other.body.files, images).await;
             copied.map_err(|error| unpublished(&error))?;
         }
@@ -138,9 +145,44 @@ impl Daemon {
     }
 }
 
+impl Daemon {
+    /// Refuses so many copies of these files that the disk has no room for, before running guests notice. Ready copies make room
+    /// first.
+    pub(crate) async fn check_room_for_copies(
+        &self,
+        parts: &[PathBuf],
+        count: u64,
+    ) -> Result<(), ApiError> {
+        let (parts, dir) = (parts.to_vec(), self.ground.settings.sandboxes_dir());
+        let needed = tokio::task::spawn_blocking(move || {
+            // What is not there (a memory, where it is off) takes nothing.
+            let bytes = parts.iter().map(|part| bytes_to_copy(part, &dir).unwrap_or(0));
+            bytes.sum::<u64>().saturating_mul(count)
+        });
+        // The task panics or is cancelled only when the daemon goes down.
+        let needed =
+            needed.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()));
+        let wanted = needed.saturating_add(FREE_BYTES_MIN);
+        pool::make_room_on_disk(&self.ground, &self.pool, wanted).await;
+        let free = free_bytes(&self.ground.settings.sandboxes_dir());
+        let free = free.map_err(|error| internal("free space is not known", &error))?;
+        if free >= wanted {
+            return Ok(());
+        }
+        let copies = if count == 1 { "a copy".to_owned() } else { format!("{count} copies") };
+        let text = format!(
+            "the host's disk has no room for {copies}: {} MiB are free, {} are needed, {} of them to spare",
+            free >> 20,
+            wanted >> 20,
+            FREE_BYTES_MIN >> 20
+        );
+        Err(no_space(text))
+    }
+}
+
 fn unpublished(error: &(dyn std::error::Error + 'static)) -> ApiError {
     if is_full(error) {
-        return ApiError::new(Code::NoSpace, "the host's disk has no room for a copy");
+        return no_space("the host's disk has no room for a copy");
     }
     internal("the fork could not be published", error)
 }
@@ -153,23 +195,11 @@ async fn close(set: Option<ForkSet>) {
     }
 }
 
-/// Refuses one more copy that the disk has no room for, before running guests notice.
-fn check_room_for(files: &Files, drives: &[usize]) -> Result<(), ApiError> {
-    let parts = [files.memory(), files.state(), files.disk()].into_iter();
-    let parts = parts.chain(drives.iter().map(|place| files.drive(*place)));
-    let needed: u64 =
-        parts.map(|part| vmm::files::allocated_bytes(&part).unwrap_or(0)).sum::<u64>();
-    let free = free_bytes(files.dir());
-    let free = free.map_err(|error| internal("free space is not known", &error))?;
-    if free < needed + FREE_BYTES_MIN {
-        let text = format!(
-            "the host's disk has no room for all copies: {} MiB are free, one takes {} MiB",
-            free >> 20,
-            needed >> 20
-        );
-        return Err(ApiError::new(Code::NoSpace, text).hint("ask for fewer, or make room"));
-    }
-    Ok(())
+/// What is copied of a sandbox.
+pub(crate) fn parts_of(ground: &Ground, of: &Handle) -> Vec<PathBuf> {
+    let files = of.files();
+    let images = drive_images(ground, &of.manifest(), files).into_iter().map(|(_, image)| image);
+    [files.memory(), files.disk()].into_iter().chain(images).collect()
 }
 
 fn fork_of(of: &Manifest, new: &NewFork, slot: u32) -> Manifest {

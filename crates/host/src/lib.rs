@@ -25,6 +25,7 @@ pub mod budget;
 mod checkpoints;
 pub mod clock;
 pub mod daemon;
+mod drive_trouble;
 mod drive_verbs;
 mod drives;
 mod exec;

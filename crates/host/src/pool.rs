@@ -262,7 +262,9 @@ pub(crate) async fn keep(daemon: Weak<Daemon>) {
         }
         let mut room = ground.disk_room.clone();
         room.mark_unchanged();
-        give_up_for_disk(&ground, &pool).await;
+        if *room.borrow() == DiskRoom::None {
+            make_room_on_disk(&ground, &pool, FREE_BYTES_MIN).await;
+        }
         let wanted = wanted(&ground, &pool);
         for clone in pool.sort_out(&wanted) {
             dissolve(clone).await;
@@ -359,14 +361,12 @@ async fn admit(ground: &Arc<Ground>, pool: &Arc<Pool>, kind: Kind, claimed: Clai
     }
 }
 
-/// Gives clones up, one after the other, until there is room on the disk for what somebody asks for.
-async fn give_up_for_disk(ground: &Ground, pool: &Pool) {
-    while *ground.disk_room.borrow() != DiskRoom::Enough
-        && free_bytes(&ground.settings.sandboxes_dir()).is_ok_and(|free| free < FREE_BYTES_MIN)
-    {
+/// Gives clones up, one after the other, until so many bytes are free on the disk.
+pub(crate) async fn make_room_on_disk(ground: &Ground, pool: &Pool, bytes: u64) {
+    while free_bytes(&ground.settings.sandboxes_dir()).is_ok_and(|free| free < bytes) {
         let Some(clone) = pool.spare() else { return };
-        let least = FREE_BYTES_MIN >> 20;
-        tracing::info!(clone = %clone.claimed.id, "a ready clone is given up: less than {least} MiB are free on the disk");
+        let wanted = bytes >> 20;
+        tracing::info!(clone = %clone.claimed.id, "a ready clone is given up: less than {wanted} MiB are free on the disk");
         dissolve(clone).await;
     }
 }

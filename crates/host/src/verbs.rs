@@ -33,11 +33,13 @@ use tokio_util::io::StreamReader;
 
 use crate::clock::{Moment, rfc3339};
 use crate::daemon::{Daemon, image_error};
+use crate::drive_trouble;
 use crate::drive_verbs::drive_uses;
 use crate::exec;
 use crate::exec::guest_error;
 use crate::exec_names::ExecNames;
 use crate::execs_kept;
+use crate::forks::parts_of;
 use crate::guest::{
     EntryKind, ExecId, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec,
 };
@@ -171,6 +173,7 @@ impl Host for Daemon {
 
     async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {
         let handle = self.handle(id)?;
+        self.check_room_for_copies(&parts_of(&self.ground, &handle), 1).await?;
         let draft = self.snapshots.draft(id, name).map_err(|error| snapshot_error(&error))?;
         let taken = async {
             handle.capture(draft.clone()).await?;
@@ -622,7 +625,7 @@ impl Daemon {
         let record = founded.await.map_err(|error| {
             discard(&files);
             if error.kind() == io::ErrorKind::StorageFull {
-                ApiError::new(Code::NoSpace, "the host's disk is full")
+                no_space("the host's disk is full")
             } else {
                 internal("its folder could not be made", &error)
             }
@@ -668,6 +671,9 @@ impl Daemon {
             since: Moment::now(),
             ..note.of.clone()
         };
+        let images = note.of.copied_places().into_iter().map(|place| parts.drive(place));
+        let copied = [parts.memory(), parts.state(), parts.disk()].into_iter().chain(images);
+        self.check_room_for_copies(&copied.collect::<Vec<_>>(), 1).await?;
         let claim = self.claim_volumes(&new.id, &note.of.drives)?;
         let (body, record) = self.found(&new.id, manifest).await?;
         let files = body.files.clone();
@@ -687,7 +693,7 @@ impl Daemon {
                 return Err(ApiError::invalid("snapshot", text));
             }
             if crate::sandbox::work::is_full(&error) {
-                return Err(ApiError::new(Code::NoSpace, "the host's disk has no room for a copy"));
+                return Err(no_space("the host's disk has no room for a copy"));
             }
             return Err(internal("the snapshot could not be copied", &error));
         }
@@ -851,6 +857,7 @@ async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
 /// Removes a sandbox whose first start did not succeed: who asked is told that there is none, so there must be none.
 pub(crate) async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
     let seen = handle.view().await.ok().map(|known| known.sandbox);
+    let drives = handle.manifest().drives;
     if let Err(error) = handle.delete().await {
         return error;
     }
@@ -860,7 +867,8 @@ pub(crate) async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
     let text = format!("the sandbox could not be made: {failure}");
     match seen.and_then(|sandbox| sandbox.failure_code).as_deref() {
         Some("no_capacity") => ApiError::new(Code::NoCapacity, text),
-        Some("disk_full") => ApiError::new(Code::NoSpace, text),
+        Some("disk_full") => no_space(text),
+        Some("drive_unusable") => drive_trouble::error(text, &drives),
         _ => ApiError::new(Code::Internal, text),
     }
 }
@@ -883,12 +891,19 @@ fn snapshot_error(error: &SnapshotError) -> ApiError {
             ..ApiError::new(Code::NameTaken, error.to_string())
         },
         SnapshotError::File(_, source) if source.kind() == io::ErrorKind::StorageFull => {
-            ApiError::new(Code::NoSpace, "the host's disk is full")
+            no_space("the host's disk is full")
         }
         SnapshotError::Format(_) | SnapshotError::File(..) => {
             internal("the snapshot cannot be used", error)
         }
     }
+}
+
+/// The host's disk has no room: later it may have some.
+pub(crate) fn no_space(text: impl Into<String>) -> ApiError {
+    let mut error = ApiError::new(Code::NoSpace, text);
+    error.retryable = true;
+    error.hint("make room on the host: `dormouse doctor` tells how much is free")
 }
 
 /// A fault of ours: the client learns that it is one, the log what it is.

@@ -11,7 +11,7 @@ pub use durable::{replace, sync_folder};
 pub(crate) use log::log_tail;
 pub use log::shorten_log;
 pub use overlay::create_overlay;
-pub use sparse::{Copied, Copying, allocated_bytes, copy_sparse, dig_holes};
+pub use sparse::{Copied, Copying, allocated_bytes, bytes_to_copy, copy_sparse, dig_holes};
 
 use std::io;
 use std::path::{Path, PathBuf};

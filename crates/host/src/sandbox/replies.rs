@@ -7,6 +7,7 @@ use lifecycle::{Call, CaptureId, FailureCode, Refusal, What};
 use tokio::sync::oneshot;
 
 use super::Ready;
+use crate::drive_trouble;
 use crate::exec::stands_still_error;
 
 /// Callers of one sandbox that wait until it is awake, at most. More are refused: a crowd this large is a mistake or an
@@ -79,6 +80,10 @@ pub(super) fn outcome(
                 "what was written to its disk is there; its events say how the machine ended",
             )))
         }
+        (Goal::Started, What::Failed { code: code @ FailureCode::DriveUnusable }) => {
+            let error = refusal_error(Refusal::Failed { code: *code }, failure);
+            Some(Err(ApiError { code: Code::DriveUnusable, ..error }))
+        }
         (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Failed { code }) => {
             refused(Refusal::Failed { code: *code })
         }
@@ -106,7 +111,10 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
                 FailureCode::DiskFull => ApiError::new(Code::NoSpace, text),
                 _ => ApiError::new(Code::SandboxFailed, text),
             };
-            error.hint("restart it (it boots from its disk), or delete it")
+            error.hint(match code {
+                FailureCode::DriveUnusable => drive_trouble::CURE,
+                _ => "restart it (it boots from its disk), or delete it",
+            })
         }
         Refusal::Deleted => ApiError::new(Code::BeingDeleted, refusal.to_string()),
         Refusal::TooManyCaptures => ApiError::new(Code::NoCapacity, refusal.to_string()),

@@ -533,7 +533,10 @@ impl Task {
         self.signals = None;
         self.link = done.body.link.clone();
         if let Some(error) = &done.error {
-            self.failure = Some(without_paths(error));
+            let of_guest =
+                matches!(done.report, Report::Failed { code: FailureCode::DriveUnusable, .. });
+            // Of a drive nothing is said but where it should be in the guest.
+            self.failure = Some(if of_guest { error.clone() } else { without_paths(error) });
         }
         self.log_failure(&done);
         let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);

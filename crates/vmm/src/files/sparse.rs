@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, ioctl_ficlone, seek};
+use rustix::fs::{FallocateFlags, Mode, OFlags, SeekFrom, fallocate, ioctl_ficlone, seek};
 use rustix::io::Errno;
 
 use super::FileError;
@@ -89,6 +89,17 @@ pub fn allocated_bytes(path: &Path) -> Result<u64, FileError> {
         std::fs::metadata(path).map_err(|error| FileError::new("look at", path, error))?;
     // `st_blocks` counts 512 bytes whatever the file system's block is.
     Ok(metadata.blocks() * 512)
+}
+
+/// Bytes of disk that a copy of a file in this folder takes at first: none where the file system shares blocks. Writes nothing.
+/// Blocking.
+pub fn bytes_to_copy(from: &Path, folder: &Path) -> Result<u64, FileError> {
+    let source = File::open(from).map_err(|error| FileError::new("open", from, error))?;
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    // A file system without files that have no name has no reflinks either.
+    let shares = rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR)
+        .is_ok_and(|nameless| ioctl_ficlone(&nameless, &source).is_ok());
+    if shares { Ok(0) } else { allocated_bytes(from) }
 }
 
 /// Gives blocks full of zeros back to the file system; the content stays the same. Returns the bytes given back. Nobody may write
@@ -209,7 +220,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (from, to) = (folder.path().join("from"), folder.path().join("to"));
         let content = sparse(&from);
+        let needed = bytes_to_copy(&from, folder.path()).unwrap();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1, "nothing is written");
         let copied = copy_sparse(&from, &to).unwrap();
+        assert_eq!(needed, if copied.shared { 0 } else { allocated_bytes(&from).unwrap() });
         assert!(copied.shared || copied.bytes == 2 << 20, "{copied:?}");
         assert!(std::fs::read(&to).unwrap() == content);
         assert!(allocated_bytes(&to).unwrap() <= (2 << 20) + 65536);

@@ -11,6 +11,7 @@ use super::capture::MemoryToCome;
 use super::settle::lost;
 use super::{Failed, MOUNT_LIMIT, QUIESCE_LIMIT, Unanswered, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
+use crate::drive_trouble;
 use crate::fault;
 use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE, free_bytes};
 use crate::guest::{
@@ -401,10 +402,13 @@ impl Worker {
         let woke = self.unless_superseded(asked).await;
         self.phases.mark("guest");
         let woke = woke.map_err(|error| {
-            let unmounted = has_drives && is_about_drives(&error);
-            let code =
-                if unmounted { FailureCode::DriveUnusable } else { FailureCode::AgentSilent };
-            failed(code, Left::Awake, &error)
+            if !(has_drives && is_about_drives(&error)) {
+                return failed(FailureCode::AgentSilent, Left::Awake, &error);
+            }
+            let said = chain(&error);
+            let drives = self.record.with(|manifest| manifest.drives.clone());
+            let error = drive_trouble::explain(&said, &drives).unwrap_or(said);
+            Failed { code: FailureCode::DriveUnusable, left: Left::Awake, error }
         })?;
         for step in &woke.steps {
             if let crate::guest::StepOutcome::Failed(why) = &step.outcome {
@@ -448,12 +452,7 @@ impl Worker {
             !drive_image(&self.ground, &self.body.files, *place, drive).exists()
         });
         let Some((_, drive)) = missing else { return Ok(()) };
-        let error = match drive.kind {
-            DriveKind::Drive | DriveKind::Copy => {
-                format!("the disk of its drive {} is gone", drive.name)
-            }
-            DriveKind::Volume => format!("its volume {} is gone", drive.name),
-        };
+        let error = drive_trouble::gone(drive);
         Err(Failed { code: FailureCode::DriveUnusable, left, error })
     }
 
