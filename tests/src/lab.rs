@@ -323,6 +323,11 @@ impl Lab {
         for sandbox in all.as_array().into_iter().flatten() {
             self.ok(&["sandboxes", "delete", sandbox["id"].as_str().expect("an id")]);
         }
+        let boxes = crate::boxes::call(self, "GET", "/v1/boxes", &Value::Null).1;
+        for id in boxes["boxes"].as_array().into_iter().flatten().map(|one| &one["id"]) {
+            let path = format!("/v1/boxes/{}", id.as_str().expect("an id"));
+            crate::boxes::call(self, "DELETE", &path, &Value::Null);
+        }
         if !self.daemon_env.iter().any(|(name, _)| name == POOL) {
             assert_eq!(proc::qemus_below(&self.data()), Vec::<i32>::new(), "QEMUs are left");
         }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod boxes;
 pub mod far;
 pub mod filler;
 pub mod lab;

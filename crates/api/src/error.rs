@@ -31,6 +31,10 @@ pub enum Code {
     BeingDeleted,
     /// Another host has taken the sandbox over: 409.
     SandboxMoved,
+    /// The box is frozen, and this request does not thaw one: 503.
+    BoxFrozen,
+    /// The box was stopped for good; it can be brought back while its copy is kept: 409.
+    BoxStopped,
     /// This host has no store in which checkpoints are kept: 409.
     CheckpointsUnavailable,
     /// The checkpoint is damaged, or does not fit this host: 409.
@@ -71,7 +75,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 30] = [
+    pub const ALL: [Self; 32] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::SpendingLimit,
@@ -84,6 +88,8 @@ impl Code {
         Self::SandboxFailed,
         Self::BeingDeleted,
         Self::SandboxMoved,
+        Self::BoxFrozen,
+        Self::BoxStopped,
         Self::CheckpointsUnavailable,
         Self::CheckpointUnusable,
         Self::InUse,
@@ -120,6 +126,7 @@ impl Code {
             | Self::SandboxFailed
             | Self::BeingDeleted
             | Self::SandboxMoved
+            | Self::BoxStopped
             | Self::CheckpointsUnavailable
             | Self::CheckpointUnusable
             | Self::InUse
@@ -130,7 +137,7 @@ impl Code {
             Self::CannotStart | Self::ProgramNotFound => 422,
             Self::Internal => 500,
             Self::PortClosed | Self::BadAnswer => 502,
-            Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
+            Self::BoxFrozen | Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
             Self::Timeout => 504,
             Self::NoSpace => 507,
         }
@@ -225,24 +232,26 @@ mod tests {
             Code::SandboxFailed => 9,
             Code::BeingDeleted => 10,
             Code::SandboxMoved => 11,
-            Code::CheckpointsUnavailable => 12,
-            Code::CheckpointUnusable => 13,
-            Code::InUse => 14,
-            Code::DriveUnusable => 15,
-            Code::Exists => 16,
-            Code::WrongFileType => 17,
-            Code::PermissionDenied => 18,
-            Code::CannotStart => 19,
-            Code::ProgramNotFound => 20,
-            Code::TooLarge => 21,
-            Code::PortClosed => 22,
-            Code::BadAnswer => 23,
-            Code::NoSpace => 24,
-            Code::NoCapacity => 25,
-            Code::SleepFailed => 26,
-            Code::WakeFailed => 27,
-            Code::Timeout => 28,
-            Code::Internal => 29,
+            Code::BoxFrozen => 12,
+            Code::BoxStopped => 13,
+            Code::CheckpointsUnavailable => 14,
+            Code::CheckpointUnusable => 15,
+            Code::InUse => 16,
+            Code::DriveUnusable => 17,
+            Code::Exists => 18,
+            Code::WrongFileType => 19,
+            Code::PermissionDenied => 20,
+            Code::CannotStart => 21,
+            Code::ProgramNotFound => 22,
+            Code::TooLarge => 23,
+            Code::PortClosed => 24,
+            Code::BadAnswer => 25,
+            Code::NoSpace => 26,
+            Code::NoCapacity => 27,
+            Code::SleepFailed => 28,
+            Code::WakeFailed => 29,
+            Code::Timeout => 30,
+            Code::Internal => 31,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{broadcast, mpsc};
 
+use crate::boxes::{BoxLife, BoxLimits};
 use crate::checkpoint::Checkpoint;
 use crate::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
@@ -48,6 +49,8 @@ pub struct NewSandbox {
     pub labels: BTreeMap<String, String>,
     /// Settings of sleep; absent ones take the defaults.
     pub policy: PolicyPatch,
+    /// It is a box: it follows these settings instead.
+    pub boxed: Option<BoxLimits>,
     /// Secret part of its URLs.
     pub link_key: String,
     /// Ownership count of the catalogue: a host refuses orders older than what it has seen.
@@ -100,6 +103,8 @@ pub struct Known {
     pub epoch: i64,
     /// How long it has been asleep without a break, milliseconds, whatever wall clocks did; `None`: it is not asleep.
     pub asleep_ms: Option<u64>,
+    /// It is a box.
+    pub boxed: Option<BoxLife>,
 }
 
 /// An answer, and what it cost to wake the sandbox for it.
@@ -158,6 +163,10 @@ pub enum HoldKind {
     Request,
     /// A connection that is open on a port of `awake_ports` (S4): counted as `awake_connections`.
     AwakeConnection,
+    /// A call that acts on a box, or a page load that thaws it: use from its start to its end (B3, B6).
+    Tool,
+    /// A connection from another box, while that is awake: use, too, and it holds the box awake (B10).
+    Link,
 }
 
 /// How a connection that stays open is treated, as the settings are now.
@@ -315,6 +324,9 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// The project's spending limit is reached, or is not any more (S23). Until it is not, all sandboxes are put to sleep, and
     /// none is made or woken.
     fn limit_spending(&self, reached: bool);
+
+    /// Brings back a box that the rules of idleness have stopped, as it was when it froze (B27); answers when it runs.
+    async fn restore(&self, id: &SandboxId) -> Result<(), ApiError>;
 
     /// What it has used since it was made. Asleep is fine.
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError>;

@@ -80,7 +80,7 @@ impl FromRequestParts<App> for At {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
         let given = path_param(parts, app, "id").await?;
-        app.catalogue().find(&given).map(Self).ok_or_else(|| {
+        app.catalogue().find_sandbox(&given).map(Self).ok_or_else(|| {
             // What is no name at all is not repeated into the answer.
             let text = if given.len() <= api::sandbox::NAME_CHARS_MAX
                 && crate::validate::is_name(&given)
@@ -93,6 +93,17 @@ impl FromRequestParts<App> for At {
                 .hint("`GET /v1/sandboxes` or `dormouse sandboxes list` shows what there is")
                 .into()
         })
+    }
+}
+
+/// The box that the path names; whether there is one is found out by what is done with it.
+pub(crate) struct BoxId(pub(crate) String);
+
+impl FromRequestParts<App> for BoxId {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        path_param(parts, app, "id").await.map(Self)
     }
 }
 
@@ -384,7 +395,11 @@ fn in_words(expected: &str) -> &str {
 }
 
 /// One part of the path. Names that do not decode to UTF-8 name nothing we have.
-async fn path_param(parts: &mut Parts, app: &App, name: &str) -> Result<String, Failure> {
+pub(crate) async fn path_param(
+    parts: &mut Parts,
+    app: &App,
+    name: &str,
+) -> Result<String, Failure> {
     let not_found = || Failure::from(ApiError::new(Code::NotFound, "no such path"));
     let params = RawPathParams::from_request_parts(parts, app).await.map_err(|_| not_found())?;
     params

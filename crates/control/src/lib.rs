@@ -19,6 +19,7 @@
 
 mod answer;
 mod auth;
+mod boxes;
 mod catalogue;
 mod drain;
 mod edge;
@@ -43,6 +44,7 @@ use api::host::Host;
 use tokio_util::sync::CancellationToken;
 
 pub use auth::ADMIN_TOKEN_FILE;
+pub use boxes::BoxSettings;
 pub use catalogue::OpenError;
 pub use drain::drain;
 pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
@@ -67,6 +69,8 @@ pub struct Settings {
     pub public_url: Option<String>,
     /// How long the edge waits for a sandbox's server.
     pub edge: EdgeLimits,
+    /// How boxes are set up.
+    pub boxes: BoxSettings,
     /// `GET /metrics` needs no token.
     pub open_metrics: bool,
 }
@@ -80,6 +84,7 @@ struct Inner {
     catalogue: catalogue::Catalogue,
     tokens: auth::Tokens,
     making: make::Making,
+    boxes: boxes::Boxes,
     links: edge::Links,
     edge: EdgeLimits,
     machines: edge::Machines,
@@ -105,6 +110,10 @@ impl App {
 
     fn making(&self) -> &make::Making {
         &self.0.making
+    }
+
+    fn boxes(&self) -> &boxes::Boxes {
+        &self.0.boxes
     }
 
     fn links(&self) -> &edge::Links {

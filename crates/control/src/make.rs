@@ -17,7 +17,8 @@ use tokio::time::{Duration, Instant};
 
 use crate::App;
 use crate::auth::sha256_hex;
-use crate::catalogue::{Entry, Reservation, State, Wanted, now_ms};
+use crate::boxes::NewBox;
+use crate::catalogue::{Entry, Face, Reservation, State, Wanted, now_ms};
 use crate::failure::{Failure, chain};
 use crate::validate::fork_name;
 
@@ -40,6 +41,8 @@ pub(crate) enum Order {
     Create(Box<CreateSandbox>),
     /// A copy, or several of one moment.
     Fork(SandboxId, ForkRequest),
+    /// A new box.
+    Box(Box<NewBox>),
 }
 
 /// Sandboxes that were made, now or by the same request earlier.
@@ -168,6 +171,18 @@ async fn carry_out(
             }
             made.into_iter().collect()
         }
+        Order::Box(new) => {
+            let mut made = Vec::new();
+            for entry in entries {
+                app.boxes().keep(app.catalogue(), new.record(entry)).await?;
+                let created = host.create(box_sandbox(entry, &new)).await;
+                if created.is_err() {
+                    app.boxes().forget(app.catalogue(), &entry.id).await?;
+                }
+                made.push(created);
+            }
+            made.into_iter().collect()
+        }
         Order::Fork(parent, _) => {
             // After a crash the host may have them already; then they are not made from their parent a second time. It has all
             // or none: of those that are there for all to see, whichever is missing was deleted since.
@@ -231,15 +246,26 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
         env: request.env,
         labels: request.labels,
         policy,
+        boxed: None,
         link_key: entry.link_key.clone(),
         epoch: entry.epoch,
     }
+}
+
+fn box_sandbox(entry: &Entry, new: &NewBox) -> NewSandbox {
+    let request = CreateSandbox {
+        cpus: Some(new.cpus),
+        memory_mib: Some(new.memory_mib),
+        ..CreateSandbox::default()
+    };
+    NewSandbox { boxed: Some(new.limits.clone()), ..new_sandbox(entry, request) }
 }
 
 /// Rows of the sandboxes that are to be made.
 fn new_entries(app: &App, order: &Order) -> Result<Vec<Entry>, Failure> {
     match order {
         Order::Create(request) => Ok(vec![new_entry(app, order, request.name.clone())?]),
+        Order::Box(_) => Ok(vec![new_entry(app, order, None)?]),
         Order::Fork(_, ForkRequest { name, count: None }) => {
             Ok(vec![new_entry(app, order, name.clone())?])
         }
@@ -272,6 +298,7 @@ fn new_entry(app: &App, order: &Order, name: Option<String>) -> Result<Entry, Fa
             link_key: base32(&random),
             epoch: 1,
             created_ms: now_ms(),
+            face: if matches!(order, Order::Box(_)) { Face::Box } else { Face::Sandbox },
         });
     }
     Err(ApiError::new(Code::Internal, "no free id was found").into())
@@ -291,6 +318,11 @@ fn kind(order: &Order) -> Option<Kind> {
                 memory_mib: request.memory_mib.unwrap_or(MEMORY_MIB_DEFAULT),
             })
         }
+        Order::Box(new) => Some(Kind {
+            image: IMAGE_DEFAULT.to_owned(),
+            cpus: new.cpus,
+            memory_mib: new.memory_mib,
+        }),
         Order::Create(_) | Order::Fork(..) => None,
     }
 }
@@ -305,6 +337,7 @@ fn spec_json(order: &Order) -> Result<String, Failure> {
     let json = match order {
         Order::Create(request) => serde_json::to_string(request),
         Order::Fork(parent, request) => serde_json::to_string(&(parent, request)),
+        Order::Box(new) => serde_json::to_string(&(&new.account, &new.spec)),
     };
     json.map_err(Failure::internal("write a request as JSON"))
 }
@@ -314,6 +347,7 @@ fn fingerprint(order: &Order) -> Result<String, Failure> {
     let kind = match order {
         Order::Create(_) => "create",
         Order::Fork(..) => "fork",
+        Order::Box(_) => "box",
     };
     Ok(sha256_hex(format!("{kind} {}", spec_json(order)?).as_bytes()))
 }

@@ -32,6 +32,7 @@ use crate::routes;
         (name = "files", description = "Files and trees of a sandbox"),
         (name = "events", description = "What happened to a sandbox, and why"),
         (name = "usage", description = "What sandboxes have used, for bills"),
+        (name = "boxes", description = "Sandboxes for AI agents and the people who watch them: frozen when nobody uses them, stopped for good when nobody wants them any more"),
         (name = "system", description = "The service itself"),
     ),
     components(schemas(ApiError, api::exec::AttachMessage, api::terminal::TerminalMessage, routes::LogKind)),
@@ -45,13 +46,15 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 6] = [
+const BODY_OPTIONAL: [&str; 8] = [
     "create_sandbox",
     "sleep_sandbox",
     "restart_sandbox",
     "fork_sandbox",
     "start_terminal",
     "drain_host",
+    "start_box",
+    "agent_heartbeat",
 ];
 
 /// The document as pretty JSON with a newline at the end.

@@ -17,7 +17,7 @@ use api::host::{Change, Known};
 use api::usage::Usage;
 
 use crate::App;
-use crate::catalogue::{Entry, State, now_ms};
+use crate::catalogue::{Entry, Face, State, now_ms};
 use crate::failure::{Failure, chain};
 
 /// Makes catalogue and host agree.
@@ -110,6 +110,7 @@ async fn adopt(app: &App, at_host: Known) -> Result<(), Failure> {
         link_key: at_host.link_key.clone(),
         epoch: at_host.epoch,
         created_ms,
+        face: if at_host.boxed.is_some() { Face::Box } else { Face::Sandbox },
     };
     tracing::warn!(sandbox = %entry.id, name = entry.name, "its host has it, the catalogue did not: entered again");
     if app.catalogue().adopt(app.host().name(), entry.clone()).await? {

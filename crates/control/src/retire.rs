@@ -26,6 +26,10 @@ pub(crate) async fn run(app: App) {
         let days = app.catalogue().project().delete_after_idle_days;
         let default_ms = days.map(|days| u64::from(days) * DAY_MS);
         for known in app.host().list().await {
+            // A box ends by rules of its own.
+            if known.boxed.is_some() {
+                continue;
+            }
             let Some(due) = due(&known, default_ms, jiff::Timestamp::now()) else { continue };
             if let Err(error) = delete(&app, &known, due).await {
                 tracing::error!(sandbox = %known.sandbox.id, error = ?error, "not deleted although it is due; tried again");

@@ -25,6 +25,7 @@ use tower::ServiceExt;
 use tracing::Instrument;
 
 use crate::auth::Tokens;
+use crate::boxes::Boxes;
 use crate::catalogue::Catalogue;
 use crate::edge::{Links, Machines};
 use crate::failure::{ErrorCode, chain};
@@ -33,7 +34,7 @@ use crate::make::Making;
 use crate::metrics::{Face, Metrics};
 use crate::socket::SocketPath;
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, edge, journal, reconcile, retire,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, edge, journal, reconcile, retire,
     routes, spending,
 };
 
@@ -111,9 +112,11 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     let address = tcp.local_addr().map_err(listen_failed)?;
     let links = Links::new(&settings.domain, settings.public_url.as_deref(), address.port())
         .ok_or_else(|| ServeError::PublicUrl(settings.public_url.clone().unwrap_or_default()))?;
+    let boxes = Boxes::load(&catalogue, settings.boxes).await.map_err(ServeError::Start)?;
     let app = App(Arc::new(Inner {
         host,
         catalogue,
+        boxes,
         tokens,
         making: Making::default(),
         links,
@@ -126,8 +129,10 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         stop: CancellationToken::new(),
     }));
     tokio::spawn(journal::keep(app.clone(), app.host().watch()));
+    tokio::spawn(boxes::keep(app.clone(), app.host().watch()));
     // Before the first request: afterwards names and rows are what requests make them.
     reconcile::run(&app).await.map_err(ServeError::Start)?;
+    boxes::settle(&app).await.map_err(ServeError::Start)?;
     // Nor may one wake what must sleep.
     if let Err(error) = spending::look(&app).await {
         tracing::error!(error = ?error, "what the project spends is not known; looked at again");

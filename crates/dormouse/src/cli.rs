@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::box_args::BoxArgs;
 use api::drive::{AttachDrive, AttachVolume};
 use api::sandbox::{SleepTier, Status};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -841,6 +842,8 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_EDGE_IDLE_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
         default_value_t = control::IDLE_TIME_DEFAULT.as_secs())]
     pub(crate) edge_idle_seconds: u64,
+    #[command(flatten)]
+    pub(crate) boxes: BoxArgs,
     /// `GET /metrics` needs no token.
     #[arg(long, env = "DORMOUSE_OPEN_METRICS")]
     pub(crate) open_metrics: bool,

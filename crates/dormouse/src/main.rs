@@ -5,6 +5,7 @@
 //! or 2 (wrong usage).
 #![forbid(unsafe_code)]
 
+mod box_args;
 mod cli;
 mod client;
 mod commands;
@@ -86,7 +87,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
     let data = cli.connection.data.clone();
     let client = || Client::new(&cli.connection);
     match cli.command {
-        Command::Serve(arguments) => serve::serve(&data, arguments).await,
+        Command::Serve(arguments) => Box::pin(serve::serve(&data, arguments)).await,
         Command::Doctor(arguments) => doctor::doctor(&data, &arguments, json).await,
         Command::Images(ImagesCommand::Build(arguments)) => {
             commands::images::build(&data, arguments, json).await

@@ -37,6 +37,7 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
             answer: Duration::from_secs(arguments.edge_answer_seconds),
             idle: Duration::from_secs(arguments.edge_idle_seconds),
         },
+        boxes: arguments.boxes.settings(),
         open_metrics: arguments.open_metrics,
     };
     let server =

@@ -3,6 +3,7 @@
 //! Deadlines and idle times use the clock that counts on through a suspend of the host and knows no steps. How long
 //! something slept is measured on it too, as long as the host was not booted in between; only then the wall clock decides.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -50,15 +51,37 @@ impl Moment {
         if by_now.abs_diff(self.unix_ms) < STEP_MIN_MS { self.unix_ms } else { by_now }
     }
 
-    /// This moment on the present boot's clock, which is zero for moments before the boot.
-    pub fn boot_ms_now(&self) -> u64 {
-        let now = Self::now();
-        if now.boot_id == self.boot_id {
-            self.boot_ms
+    /// A moment of the state machine's clock.
+    pub fn at(time: lifecycle::Time) -> Self {
+        let boot_ms = time.as_millis().saturating_sub(BEFORE_BOOT_MS);
+        Self { boot_ms, boot_id: boot_id(), unix_ms: unix_ms_of(time) }
+    }
+
+    /// This moment on the state machine's clock. One of an earlier boot by the wall clock, and not in the future.
+    pub fn time(&self) -> lifecycle::Time {
+        if self.boot_id == boot_id() {
+            lifecycle::Time::from_millis(self.boot_ms.saturating_add(BEFORE_BOOT_MS))
         } else {
-            now.boot_ms.saturating_sub(now.unix_ms.saturating_sub(self.unix_ms))
+            now().minus_ms(unix_ms().saturating_sub(self.unix_ms))
         }
     }
+}
+
+/// Milliseconds by which the clocks may seem to differ without having been set.
+const JITTER_MAX_MS: u64 = 20;
+
+/// How far before the host's boot the state machine's clock begins, in milliseconds: ten years, so that moments of earlier boots
+/// have a place on it.
+const BEFORE_BOOT_MS: u64 = 3_650 * 86_400_000;
+
+/// This moment, on the state machine's clock.
+pub fn now() -> lifecycle::Time {
+    lifecycle::Time::from_millis(since_boot_ms().saturating_add(BEFORE_BOOT_MS))
+}
+
+/// The wall-clock time of a moment of the state machine's clock, as it stands now, in milliseconds since 1970.
+pub fn unix_ms_of(time: lifecycle::Time) -> u64 {
+    boot_to_unix(i128::from(time.as_millis()) - i128::from(BEFORE_BOOT_MS))
 }
 
 /// Milliseconds since the host was booted, suspends included.
@@ -102,12 +125,23 @@ pub fn rfc3339(unix_ms: u64) -> String {
 
 /// The wall-clock time of a moment of the boot clock, as it stands now.
 pub fn boot_to_unix_ms(boot_ms: u64) -> u64 {
-    let (now_boot, now_unix) = (since_boot_ms(), unix_ms());
-    if boot_ms >= now_boot {
-        now_unix + (boot_ms - now_boot)
-    } else {
-        now_unix.saturating_sub(now_boot - boot_ms)
+    boot_to_unix(i128::from(boot_ms))
+}
+
+fn boot_to_unix(boot_ms: i128) -> u64 {
+    u64::try_from(boot_ms + i128::from(steady_ahead())).unwrap_or(0)
+}
+
+/// By how much the wall clock is ahead, the same from call to call while nobody sets it: two clocks that are read one after the
+/// other would make each moment a millisecond earlier or later each time that it is told.
+fn steady_ahead() -> u64 {
+    static AHEAD: AtomicU64 = AtomicU64::new(0);
+    let (now, before) = (Ahead::now().0, AHEAD.load(Ordering::Relaxed));
+    if now.abs_diff(before) <= JITTER_MAX_MS {
+        return before;
     }
+    AHEAD.store(now, Ordering::Relaxed);
+    now
 }
 
 /// By way of the standard library, as every look at the wall clock in the daemon, so that tests can set it for all of it at once.
@@ -168,6 +202,22 @@ mod tests {
         assert!(
             now.is_stepped(Ahead(now.0 - STEP_MIN_MS)) && now.is_stepped(Ahead(now.0 + 86_400_000))
         );
+    }
+
+    #[test]
+    fn moments_of_earlier_boots_have_a_place_on_the_state_machines_clock() {
+        let day_ms = 86_400_000;
+        let long_ago = Moment {
+            boot_ms: 5_000,
+            boot_id: "an earlier boot".to_owned(),
+            unix_ms: unix_ms() - 90 * day_ms,
+        };
+        let ago = now().ms_since(long_ago.time());
+        assert!((90 * day_ms..90 * day_ms + 1_000).contains(&ago), "{ago}");
+        let back = Moment::at(long_ago.time());
+        assert!(back.unix_ms.abs_diff(long_ago.unix_ms) < 1_000);
+        let here = Moment::now();
+        assert_eq!(Moment::at(here.time()).boot_ms, here.boot_ms);
     }
 
     #[test]

@@ -220,6 +220,7 @@ fn fork_of(of: &Manifest, new: &NewFork, slot: u32) -> Manifest {
         last_end: None,
         moved_to: None,
         used: Used::default(),
+        box_use: None,
         ipv6: None,
         network_at_rest: None,
         state: State::Creating,

@@ -15,7 +15,9 @@ use std::io;
 use std::path::Path;
 
 use api::SandboxId;
+use api::boxes::BoxLimits;
 use api::sandbox::{PolicyPatch, SLEEP_AFTER_SECONDS_DEFAULT};
+use lifecycle::StopCause;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -82,6 +84,9 @@ pub struct Manifest {
     /// What it has used up to the last change of this manifest.
     #[serde(default)]
     pub used: Used,
+    /// Of a box: how it has been used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub box_use: Option<BoxUse>,
     /// The IPv6 address that it has; `None`: none, or its agent is older than these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<std::net::Ipv6Addr>,
@@ -234,6 +239,63 @@ pub struct Policy {
     /// While awake it is kept in the object store each so many seconds; `None`: it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_seconds: Option<u64>,
+    /// It is a box, and follows these settings instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boxed: Option<BoxLimits>,
+}
+
+/// How a box has been used (B3-B5), and whether it was stopped for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxUse {
+    /// The latest of its uses.
+    pub last_used: Moment,
+    /// The latest request through one of its URLs.
+    pub url_at: Option<Moment>,
+    /// When and why it was stopped for good.
+    pub stopped: Option<BoxStopped>,
+}
+
+/// That a box was stopped for good.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BoxStopped {
+    /// When.
+    pub at: Moment,
+    /// Because `idleTimeoutMin` was over, not for having been frozen for long.
+    pub idle_timeout: bool,
+    /// How long it had not been used, in milliseconds.
+    pub unused_ms: u64,
+}
+
+impl BoxUse {
+    /// As the state machine knows it.
+    pub(crate) fn of(uses: &lifecycle::Uses) -> Self {
+        Self {
+            last_used: Moment::at(uses.last_used),
+            url_at: uses.url_at.map(Moment::at),
+            stopped: uses.stopped.map(|stopped| BoxStopped {
+                at: Moment::at(stopped.at),
+                idle_timeout: stopped.cause == StopCause::IdleTimeout,
+                unused_ms: stopped.unused_ms,
+            }),
+        }
+    }
+
+    /// For the state machine.
+    pub(crate) fn uses(&self) -> lifecycle::Uses {
+        lifecycle::Uses {
+            last_used: self.last_used.time(),
+            url_at: self.url_at.as_ref().map(Moment::time),
+            stopped: self.stopped.as_ref().map(|stopped| lifecycle::Stopped {
+                at: stopped.at.time(),
+                cause: if stopped.idle_timeout {
+                    StopCause::IdleTimeout
+                } else {
+                    StopCause::FrozenUnused
+                },
+                unused_ms: stopped.unused_ms,
+            }),
+        }
+    }
 }
 
 impl Policy {
@@ -249,6 +311,7 @@ impl Policy {
             delete_after_idle_ms: None,
             expires_at: None,
             checkpoint_seconds: None,
+            boxed: None,
         }
     }
 
@@ -384,6 +447,7 @@ mod tests {
             last_end: None,
             moved_to: None,
             used: Used::default(),
+            box_use: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Off { code: "poweroff".to_owned() },

@@ -542,6 +542,7 @@ impl Manifest {
             last_end: None,
             moved_to: None,
             used: Used::default(),
+            box_use: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,

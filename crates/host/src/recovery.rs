@@ -252,7 +252,7 @@ impl Finder<'_> {
                         self.rest(manifest.network_at_rest);
                         Ok(Some(Recovered::Asleep {
                             tier: Tier::Memory,
-                            since: Time::from_millis(slept_at.boot_ms_now()),
+                            since: slept_at.time(),
                             cause: SleepCause::Idle,
                             timer_due: timer_due.as_ref().map(due),
                         }))
@@ -267,19 +267,19 @@ impl Finder<'_> {
                 self.rest(manifest.network_at_rest);
                 Ok(Some(Recovered::Asleep {
                     tier: Tier::Disk,
-                    since: Time::from_millis(saved.slept_at.boot_ms_now()),
+                    since: saved.slept_at.time(),
                     cause: SleepCause::Idle,
                     timer_due: saved.timer_due.as_ref().map(due),
                 }))
             }
             State::Off { code } => {
                 self.end(process).await?;
-                let since = Time::from_millis(manifest.since.boot_ms_now());
+                let since = manifest.since.time();
                 Ok(Some(Recovered::Off { death: crate::sandbox::death_of(&code), since }))
             }
             State::Failed { code, saved, .. } => {
                 self.end(process).await?;
-                let since = Time::from_millis(manifest.since.boot_ms_now());
+                let since = manifest.since.time();
                 let has_run = manifest.life > 0;
                 Ok(Some(Recovered::Failed {
                     code: failure_of(&code),
@@ -343,10 +343,7 @@ impl Finder<'_> {
             manifest.last_end = Some(code.to_owned());
         })
         .await;
-        Ok(Recovered::Off {
-            death: lifecycle::Death::Killed,
-            since: Time::from_millis(clock::since_boot_ms()),
-        })
+        Ok(Recovered::Off { death: lifecycle::Death::Killed, since: clock::now() })
     }
 
     async fn note(&self, change: impl FnOnce(&mut Manifest)) {
@@ -522,12 +519,7 @@ fn quarantine(ground: &Ground, path: &Path, why: &str) {
 
 fn due(moment: &Moment) -> Time {
     let left = moment.unix_ms.saturating_sub(clock::unix_ms());
-    let now = clock::since_boot_ms();
-    if moment.boot_id == Moment::now().boot_id {
-        Time::from_millis(moment.boot_ms)
-    } else {
-        Time::from_millis(now + left)
-    }
+    if moment.boot_id == Moment::now().boot_id { moment.time() } else { clock::now().plus_ms(left) }
 }
 
 fn failure_of(code: &str) -> FailureCode {

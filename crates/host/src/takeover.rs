@@ -6,7 +6,7 @@ use api::checkpoint::Checkpoint;
 use api::host::Known;
 use api::sandbox::PolicyPatch;
 use api::{ApiError, Code, SandboxId};
-use lifecycle::{Call, CallKind, Recovered, SleepCause, Tier, Time};
+use lifecycle::{Call, CallKind, Recovered, SleepCause, Tier};
 use serde_json::{Map, json};
 
 use crate::checkpoints::{self, Found, List, Store, StoreError};
@@ -126,9 +126,9 @@ impl Daemon {
         timeline.add("moved", text, data);
         let asleep = Recovered::Asleep {
             tier: Tier::Disk,
-            since: Time::from_millis(slept_at.boot_ms_now()),
+            since: slept_at.time(),
             cause: SleepCause::Idle,
-            timer_due: timer_due.map(|due| Time::from_millis(due.boot_ms_now())),
+            timer_due: timer_due.map(|due| due.time()),
         };
         let handle = start(Beginning {
             ground: Arc::clone(&self.ground),

@@ -114,6 +114,7 @@ impl Host for Daemon {
         let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
+        policy.boxed.clone_from(&new.boxed);
         self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
         let (drives, claim) = self.claim_all(&new.id, drive_uses(&new.drives), &new.volumes)?;
         let digest = image.id().as_str().to_owned();
@@ -141,6 +142,7 @@ impl Host for Daemon {
             last_end: None,
             moved_to: None,
             used: Used::default(),
+            box_use: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,
@@ -258,6 +260,10 @@ impl Host for Daemon {
         self.ground.spending.send_if_modified(|was| std::mem::replace(was, reached) != reached);
     }
 
+    async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {
+        self.handle(id)?.restore().await
+    }
+
     async fn usage(&self, id: &SandboxId) -> Result<Usage, ApiError> {
         let record = self.handle(id)?.record().clone();
         let used = tokio::task::spawn_blocking(move || record.usage()).await;
@@ -358,6 +364,8 @@ impl Host for Daemon {
         let kind = match kind {
             HoldKind::Request => CallKind::EdgeRequest,
             HoldKind::AwakeConnection => CallKind::AwakeConnection,
+            HoldKind::Tool => CallKind::Tool,
+            HoldKind::Link => CallKind::Link,
         };
         let ready = self.handle(id)?.call(Call::of(kind), caller.what).await?;
         Ok(Answer { woke_ms: ready.woke_ms, value: Box::new(ready.guard) })
@@ -645,6 +653,7 @@ impl Daemon {
         })?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
+        policy.boxed.clone_from(&new.boxed);
         self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
         let mut env = note.of.env.clone();
         env.extend(new.env.clone());
@@ -665,6 +674,7 @@ impl Daemon {
             last_end: None,
             moved_to: None,
             used: Used::default(),
+            box_use: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,

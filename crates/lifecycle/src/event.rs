@@ -1,5 +1,6 @@
 //! What happened, for a sandbox's timeline.
 
+use crate::boxed::StopCause;
 use crate::need::{CaptureId, Cause, Refusal, SleepCause};
 use crate::order::{Death, FailureCode};
 use crate::phase::{Start, Tier};
@@ -97,6 +98,15 @@ pub enum What {
         /// Why.
         code: FailureCode,
     },
+    /// A box was stopped for good by the rules of idleness (B23, B24). Its copy is kept for a while (B27).
+    StoppedForGood {
+        /// Why.
+        cause: StopCause,
+        /// How long it had not been used, in milliseconds.
+        unused_ms: u64,
+    },
+    /// A box that had been stopped for good is brought back (B27).
+    Restored,
     /// A fork or snapshot that was accepted has ended, well or not.
     CaptureEnded {
         /// Which.

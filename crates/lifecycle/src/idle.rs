@@ -9,6 +9,7 @@
 
 use std::collections::VecDeque;
 
+use crate::boxed::{Activity, BoxFacts};
 use crate::limits::{CPU_IDLE_PERMILLE, CPU_SAMPLES_MAX, SAMPLE_FRESH_MS, TIMER_NEAR_MS};
 use crate::need::{CallKind, SleepCause};
 use crate::order::FailureCode;
@@ -32,6 +33,8 @@ pub struct Sample {
     pub holds: u32,
     /// How many connections the awake socket has: who can be told that it sleeps soon.
     pub hold_connections: u32,
+    /// How many commands run, started by calls.
+    pub commands: u32,
 }
 
 /// What is known about a sandbox that runs.
@@ -60,6 +63,8 @@ pub(crate) struct Facts {
     holds: u32,
     hold_connections: u32,
     hold_lowered_at: Option<Time>,
+    commands: u32,
+    activities: [bool; Activity::ALL.len()],
     /// Until when it is not tried again, and why.
     sleep_failed: Option<(Time, FailureCode)>,
 }
@@ -97,6 +102,8 @@ impl Facts {
             holds: 0,
             hold_connections: 0,
             hold_lowered_at: None,
+            commands: 0,
+            activities: [false; Activity::ALL.len()],
             sleep_failed: None,
         }
     }
@@ -110,6 +117,8 @@ impl Facts {
             timer_due: self.timer_due,
             holds: self.holds,
             hold_connections: self.hold_connections,
+            commands: self.commands,
+            activities: self.activities,
             ..Self::new(now)
         };
     }
@@ -200,6 +209,27 @@ impl Facts {
         self.timer_due = sample.timer_due_ms.map(|ms| now.plus_ms(ms));
 
         self.set_holds(now, sample.holds, sample.hold_connections, hold_counts);
+        self.commands = sample.commands;
+    }
+
+    pub(crate) fn set_activity(&mut self, activity: Activity, goes_on: bool) {
+        self.activities[activity as usize] = goes_on;
+    }
+
+    pub(crate) fn goes_on(&self, activity: Activity) -> bool {
+        self.activities[activity as usize]
+    }
+
+    /// What of it concerns a box.
+    pub(crate) fn of_box(&self, now: Time) -> BoxFacts<'_> {
+        BoxFacts {
+            calls: &self.calls,
+            // A command whose caller waits is one of the calls.
+            background: self.commands.saturating_sub(self.calls(CallKind::Exec)),
+            activities: &self.activities,
+            sleep_failed: self.sleep_failed,
+            heard: self.has_sample(now, SAMPLE_FRESH_MS),
+        }
     }
 
     pub(crate) fn set_holds(&mut self, now: Time, holds: u32, connections: u32, hold_counts: bool) {

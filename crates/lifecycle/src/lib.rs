@@ -45,6 +45,7 @@
 //! logging, serialization or async: those belong to the host.
 #![forbid(unsafe_code)]
 
+mod boxed;
 mod event;
 mod idle;
 mod limits;
@@ -56,6 +57,7 @@ mod reason;
 mod sandbox;
 mod time;
 
+pub use boxed::{Activity, Blocked, Blocker, BoxPolicy, Freeze, StopCause, Stopped, Uses};
 pub use event::{Event, What};
 pub use idle::Sample;
 pub use limits::*;

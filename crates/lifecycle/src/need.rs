@@ -44,18 +44,32 @@ pub enum CallKind {
     Api,
     /// An upgraded connection through a link to one of `awake_ports` (S4).
     AwakeConnection,
+    /// A call that acts on a box, from its start to its end (B3, B6), or a person's page load that thaws it (B15).
+    Tool,
+    /// A connection from another box that is awake (B3, B10).
+    Link,
 }
 
 impl CallKind {
     /// Every kind, in the order in which they are listed to people.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 8] = [
         Self::Exec,
         Self::Files,
         Self::EdgeRequest,
         Self::Terminal,
         Self::Api,
         Self::AwakeConnection,
+        Self::Tool,
+        Self::Link,
     ];
+
+    /// Whether such a call is use of a box (B3). What comes through its URLs is not.
+    pub fn is_use(self) -> bool {
+        match self {
+            Self::EdgeRequest | Self::AwakeConnection => false,
+            Self::Exec | Self::Files | Self::Terminal | Self::Api | Self::Tool | Self::Link => true,
+        }
+    }
 
     /// What one such call is called in a sentence.
     pub(crate) fn noun(self) -> (&'static str, &'static str) {
@@ -66,6 +80,8 @@ impl CallKind {
             Self::Terminal => ("terminal", "terminals"),
             Self::Api => ("API call", "API calls"),
             Self::AwakeConnection => ("connection to an awake port", "connections to awake ports"),
+            Self::Tool => ("tool call", "tool calls"),
+            Self::Link => ("link from another box", "links from other boxes"),
         }
     }
 }
@@ -93,6 +109,8 @@ pub enum Cause {
     },
     /// Somebody asked for a restart.
     Restart,
+    /// A box that was stopped for good is brought back (B27).
+    Restore,
 }
 
 /// Names one fork or snapshot that was asked for; chosen by the host, unique per sandbox.
@@ -114,6 +132,8 @@ pub enum SleepCause {
     Drain,
     /// A spending limit or plan.
     Spending,
+    /// A box has not been used for `idleTimeoutMin`: it is frozen in order to be stopped for good (B24).
+    IdleTimeout,
 }
 
 /// An accepted wish: is it already so, or does it take a while?
@@ -143,6 +163,15 @@ pub enum Refusal {
     /// It stands still because the host's disk is nearly full, and goes on when there is room.
     #[error("the sandbox stands still, because the host's disk is nearly full")]
     HostDiskFull,
+    /// It is a frozen box, and this does not thaw one (B19, B44).
+    #[error("the box is frozen")]
+    Frozen,
+    /// It is a box that was stopped for good; it can be brought back as long as its copy is kept (B27).
+    #[error("the box was stopped for good")]
+    Stopped,
+    /// It is a box that is not stopped, or no box at all: there is nothing to bring back.
+    #[error("nothing was stopped that could be brought back")]
+    NotStopped,
     /// Only a restart or a deletion is possible.
     #[error("the sandbox has failed ({})", .code.as_str())]
     Failed {

@@ -3,7 +3,9 @@
 //! Only values that the API has accepted come here; this crate does not check them again, and every value of every
 //! field has a meaning.
 
-/// The settings of the sandbox face (S-rules).
+use crate::boxed::BoxPolicy;
+
+/// The settings of the sandbox face (S-rules), or of the box face.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// How long everything must be quiet before it sleeps, in milliseconds; `None`: it sleeps only when asked (S2, S6).
@@ -17,6 +19,20 @@ pub struct Policy {
     pub sleep_hold_max_ms: u64,
     /// How long before it sleeps for idleness programs in it are told, in milliseconds (S13).
     pub sleep_notice_ms: Option<u64>,
+    /// It is a box: these settings hold instead of all others (B44). It always sleeps on disk.
+    pub boxed: Option<BoxPolicy>,
+}
+
+impl Policy {
+    /// Of a box.
+    pub fn of_box(policy: BoxPolicy) -> Self {
+        Self { tiers: Tiers::Disk, boxed: Some(policy), ..Self::default() }
+    }
+
+    /// Whether its timers, packets and holds wake it and keep it awake.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.awake_ports && self.boxed.is_none()
+    }
 }
 
 /// How deep a sandbox sleeps.
@@ -40,6 +56,7 @@ impl Default for Policy {
             awake_ports: false,
             sleep_hold_max_ms: 30_000,
             sleep_notice_ms: None,
+            boxed: None,
         }
     }
 }

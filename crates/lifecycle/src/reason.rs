@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+use crate::boxed::Activity;
 use crate::need::CallKind;
 use crate::order::FailureCode;
 use crate::time::Time;
@@ -65,6 +66,17 @@ pub enum Reason {
     },
     /// Programs in it have been told that it sleeps soon.
     Noticed,
+    /// A box was used less than [`BoxPolicy::freeze_after_ms`](crate::BoxPolicy::freeze_after_ms) ago (B8).
+    Used,
+    /// Commands run in the background of a box (B11).
+    Background {
+        /// How many.
+        count: u32,
+    },
+    /// Requests came through a box's URLs (B9).
+    UrlRequests,
+    /// Something goes on with a box (B10, B12).
+    Activity(Activity),
     /// The guest has not said lately, or not yet for long enough, what it does, so nobody can tell that it is idle.
     NoSample,
     /// The last try to put it to sleep failed.
@@ -94,6 +106,12 @@ impl Reason {
             Self::Timer { .. } => "timer",
             Self::Held { .. } => "held",
             Self::Noticed => "noticed",
+            Self::Used => "used",
+            Self::Background { .. } => "background",
+            Self::UrlRequests => "url",
+            Self::Activity(Activity::Takeover) => "takeover",
+            Self::Activity(Activity::Recording) => "recording",
+            Self::Activity(Activity::Phone) => "phone",
             Self::NoSample => "no_sample",
             Self::SleepFailed { .. } => "sleep_failed",
             Self::Capturing => "capturing",
@@ -130,6 +148,15 @@ impl fmt::Display for Reason {
             }
             Self::Held { count: 1 } => f.write_str("its guest holds it awake (1 hold)"),
             Self::Held { count } => write!(f, "its guest holds it awake ({count} holds)"),
+            Self::Used => f.write_str("it was used a moment ago"),
+            Self::Background { count: 1 } => f.write_str("1 command runs in its background"),
+            Self::Background { count } => {
+                write!(f, "{count} commands run in its background")
+            }
+            Self::UrlRequests => f.write_str("requests come through its URLs"),
+            Self::Activity(Activity::Takeover) => f.write_str("a person holds its screen"),
+            Self::Activity(Activity::Recording) => f.write_str("its screen is being recorded"),
+            Self::Activity(Activity::Phone) => f.write_str("a phone is on its way"),
             Self::Noticed => f.write_str("its programs were told that it sleeps soon"),
             Self::NoSample => f.write_str("it is not known yet whether its programs are idle"),
             Self::SleepFailed { code } => {

@@ -3,6 +3,7 @@
 //! Every match over the phase is written out without a wildcard: a new phase must not compile until somebody has decided
 //! what each wish and each report means in it.
 
+mod box_life;
 mod facts;
 mod moves;
 mod questions;
@@ -12,6 +13,7 @@ mod wishes;
 
 use std::collections::VecDeque;
 
+use crate::boxed::Uses;
 use crate::event::Event;
 use crate::idle::Facts;
 use crate::need::{CaptureId, Cause, SleepCause};
@@ -30,6 +32,8 @@ pub struct Sandbox {
     phase: Phase,
     policy: Policy,
     facts: Facts,
+    /// Of a box; of a sandbox it says nothing.
+    uses: Uses,
     /// The number of the newest order.
     attempt: Attempt,
     /// The order that made the machine which exists now, or which is being made.
@@ -182,6 +186,7 @@ impl Sandbox {
             phase,
             policy,
             facts: Facts::new(now),
+            uses: Uses::new(now),
             attempt: Attempt::RECOVERED,
             machine: None,
             born: false,
@@ -224,8 +229,10 @@ impl Sandbox {
             Phase::Running { .. } if self.withheld => Some(self.withhold_not_before),
             Phase::Running { .. } => earlier(self.silence_at(), self.next_plan().map(Plan::at)),
             Phase::Asleep { tier, since } => {
-                earlier(self.timer_wake_at(), self.demote_at(tier, since))
+                let moves = earlier(self.timer_wake_at(), self.demote_at(tier, since));
+                earlier(moves, self.box_deadline())
             }
+            Phase::Off { .. } | Phase::Failed { .. } => self.box_deadline(),
             Phase::Demoting { wake: None, .. } | Phase::CapturingAsleep { wake: None, .. } => {
                 self.timer_wake_at()
             }
@@ -235,8 +242,6 @@ impl Sandbox {
             | Phase::Suspending { .. }
             | Phase::Demoting { .. }
             | Phase::CapturingAsleep { .. }
-            | Phase::Off { .. }
-            | Phase::Failed { .. }
             | Phase::Deleted => None,
         }
     }

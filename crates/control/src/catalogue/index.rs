@@ -19,6 +19,30 @@ pub(crate) struct Entry {
     pub(crate) epoch: i64,
     /// When it was asked for.
     pub(crate) created_ms: i64,
+    /// Which face it belongs to: no other knows it.
+    pub(crate) face: Face,
+}
+
+/// Which face a sandbox belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Face {
+    /// `/v1/sandboxes`
+    Sandbox,
+    /// `/v1/boxes`
+    Box,
+}
+
+impl Face {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandbox => "sandbox",
+            Self::Box => "box",
+        }
+    }
+
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        [Self::Sandbox, Self::Box].into_iter().find(|face| face.as_str() == text)
+    }
 }
 
 /// What the catalogue is doing with a sandbox.

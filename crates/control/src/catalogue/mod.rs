@@ -8,6 +8,7 @@
 //!
 //! What a sandbox does at the moment: its host knows that, and is asked each time.
 
+mod boxes;
 mod idempotency;
 mod index;
 mod project;
@@ -28,7 +29,7 @@ use crate::failure::Failure;
 
 pub(crate) use idempotency::{Reservation, Wanted};
 use index::Index;
-pub(crate) use index::{Entry, State};
+pub(crate) use index::{Entry, Face, State};
 pub(crate) use project::CountedMonth;
 
 /// Connections that read beside the one that writes. Only start-up and tokens read from the file.
@@ -77,7 +78,7 @@ impl Catalogue {
         sqlx::migrate!("./migrations").run(&writer).await.map_err(OpenError::Migrate)?;
         let reader = pool(&url, READERS_MAX).await.map_err(OpenError::Open)?;
         let rows =
-            sqlx::query("SELECT id, name, state, link_key, epoch, created_ms FROM sandboxes")
+            sqlx::query("SELECT id, name, state, link_key, epoch, created_ms, face FROM sandboxes")
                 .fetch_all(&reader)
                 .await
                 .map_err(OpenError::Read)?;
@@ -85,10 +86,12 @@ impl Catalogue {
         for row in rows {
             let id: String = row.try_get("id").map_err(OpenError::Read)?;
             let state: String = row.try_get("state").map_err(OpenError::Read)?;
+            let face: String = row.try_get("face").map_err(OpenError::Read)?;
             let entry = Entry {
                 id: id.parse().map_err(|_| OpenError::Damaged(id.clone()))?,
                 name: row.try_get("name").map_err(OpenError::Read)?,
-                state: State::parse(&state).ok_or(OpenError::Damaged(id))?,
+                state: State::parse(&state).ok_or_else(|| OpenError::Damaged(id.clone()))?,
+                face: Face::parse(&face).ok_or(OpenError::Damaged(id))?,
                 link_key: row.try_get("link_key").map_err(OpenError::Read)?,
                 epoch: row.try_get("epoch").map_err(OpenError::Read)?,
                 created_ms: row.try_get("created_ms").map_err(OpenError::Read)?,
@@ -116,7 +119,12 @@ impl Catalogue {
             .cloned()
     }
 
-    /// All sandboxes, oldest first.
+    /// As [`find`](Self::find), of the sandbox face alone.
+    pub(crate) fn find_sandbox(&self, id_or_name: &str) -> Option<Entry> {
+        self.find(id_or_name).filter(|entry| entry.face == Face::Sandbox)
+    }
+
+    /// All sandboxes, of both faces, oldest first.
     pub(crate) fn all(&self) -> Vec<Entry> {
         self.read_index().all()
     }
@@ -259,8 +267,8 @@ async fn insert(
     spec: &str,
 ) -> Result<(), Failure> {
     sqlx::query(
-        "INSERT INTO sandboxes (id, name, host, epoch, state, link_key, spec, created_ms) \
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
+        "INSERT INTO sandboxes (id, name, host, epoch, state, link_key, spec, created_ms, face) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
     )
     .bind(entry.id.as_str())
     .bind(entry.name.as_str())
@@ -270,6 +278,7 @@ async fn insert(
     .bind(entry.link_key.as_str())
     .bind(spec)
     .bind(entry.created_ms)
+    .bind(entry.face.as_str())
     .execute(&mut **tx)
     .await
     .map_err(Failure::internal("enter a sandbox into the catalogue"))?;

@@ -12,6 +12,7 @@
 
 mod activity;
 mod body;
+mod boxes;
 mod headers;
 mod limits;
 mod machines;
@@ -23,7 +24,8 @@ use axum::http::{Request, Uri, header};
 use subtle::ConstantTimeEq;
 
 use crate::App;
-use crate::catalogue::Entry;
+use crate::boxes::BoxRecord;
+use crate::catalogue::{Entry, Face};
 use crate::make::KEY_CHARS;
 
 pub(crate) use headers::upgrade;
@@ -71,6 +73,13 @@ impl Links {
         format!("{scheme}://{}-{}-{port}{suffix}{outside}/", entry.id, entry.link_key)
     }
 
+    /// The URL of a box: of its first service, or of the one that listens on this port (T17).
+    pub(crate) fn box_url(&self, id: &api::SandboxId, key: &str, port: Option<u16>) -> String {
+        let Self { scheme, suffix, port: outside } = self;
+        let port = port.map_or_else(String::new, |port| format!("-{port}"));
+        format!("{scheme}://{id}-{key}{port}{suffix}{outside}/")
+    }
+
     pub(crate) fn scheme(&self) -> &'static str {
         self.scheme
     }
@@ -90,7 +99,23 @@ pub(crate) struct Address {
 pub(crate) struct Label {
     id: String,
     key: String,
-    pub(crate) port: u16,
+    /// `None`: it has none.
+    pub(crate) port: Option<u16>,
+}
+
+impl Label {
+    /// The port of a sandbox.
+    pub(crate) fn sandbox_port(&self) -> u16 {
+        self.port.unwrap_or(PORT_DEFAULT)
+    }
+}
+
+/// What a link leads to.
+pub(crate) enum Target {
+    /// A port of a sandbox.
+    Sandbox(Entry),
+    /// A box, perhaps one that has ended.
+    Box(Box<BoxRecord>),
 }
 
 /// Whether a request is for a sandbox's port; `None`: it is for the interface.
@@ -109,16 +134,24 @@ pub(crate) fn address<B>(app: &App, request: &Request<B>) -> Option<Address> {
     Some(Address { written: written.to_owned(), label: parse_label(label) })
 }
 
-/// The sandbox, if the key is right.
-pub(crate) fn find(app: &App, label: &Label) -> Option<Entry> {
-    let entry =
-        label.id.parse::<api::SandboxId>().ok().and_then(|id| app.catalogue().find(id.as_str()));
-    // Compared in any case, so that the time does not say whether the sandbox exists.
-    let nobody = "\0".repeat(KEY_CHARS);
-    let key = entry.as_ref().map_or(nobody.as_str(), |entry| &entry.link_key);
-    let right = bool::from(key.as_bytes().ct_eq(label.key.as_bytes()));
+/// What a link leads to, if its key is right.
+pub(crate) fn find(app: &App, label: &Label) -> Option<Target> {
+    let id = label.id.parse::<api::SandboxId>().ok();
     // A name may read like an id; links go by ids alone.
-    entry.filter(|entry| right && entry.id.as_str() == label.id)
+    let entry = id.as_ref().and_then(|id| app.catalogue().find(id.as_str()));
+    let entry = entry.filter(|entry| entry.id.as_str() == label.id && entry.face == Face::Sandbox);
+    let record = id.as_ref().and_then(|id| app.boxes().record(id));
+    // Compared in any case, so that the time does not say whether it exists.
+    let nobody = "\0".repeat(KEY_CHARS);
+    let key = match (&entry, &record) {
+        (Some(entry), _) => &entry.link_key,
+        (None, Some(record)) => &record.key,
+        (None, None) => &nobody,
+    };
+    let right = bool::from(key.as_bytes().ct_eq(label.key.as_bytes()));
+    let target = entry.map(Target::Sandbox);
+    let target = target.or_else(|| record.map(|record| Target::Box(Box::new(record))));
+    target.filter(|_| right)
 }
 
 fn parse_label(label: &str) -> Option<Label> {
@@ -126,9 +159,9 @@ fn parse_label(label: &str) -> Option<Label> {
     let (id, key) = (parts.next()?.to_owned(), parts.next()?.to_owned());
     let port = match parts.next() {
         // One way to write each port: no sign, no leading zero.
-        Some(port) if !port.starts_with(['0', '+']) => port.parse().ok()?,
+        Some(port) if !port.starts_with(['0', '+']) => Some(port.parse().ok()?),
         Some(_) => return None,
-        None => PORT_DEFAULT,
+        None => None,
     };
     parts.next().is_none().then_some(Label { id, key, port })
 }
@@ -140,8 +173,9 @@ mod tests {
     #[test]
     fn labels_are_read_in_one_way_only() {
         let label = |text: &str| parse_label(text).map(|label| (label.id, label.key, label.port));
-        assert_eq!(label("abc-key-8000"), Some(("abc".into(), "key".into(), 8000)));
-        assert_eq!(label("abc-key"), Some(("abc".into(), "key".into(), 80)));
+        assert_eq!(label("abc-key-8000"), Some(("abc".into(), "key".into(), Some(8000))));
+        assert_eq!(label("abc-key"), Some(("abc".into(), "key".into(), None)));
+        assert_eq!(parse_label("abc-key").map(|label| label.sandbox_port()), Some(80));
         for bad in [
             "abc",
             "abc-key-",

@@ -3,9 +3,10 @@
 //! Each request has a connection of its own. A pool would save a handshake over the tap, but a pooled connection can die
 //! in the moment it is used, and a request that was half sent may not be sent again.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use api::host::{Answer, Caller, Connection, HoldKind};
+use api::host::{Answer, Caller, Connection, Hold, HoldKind};
 use api::{ApiError, Code};
 use axum::body::Body;
 use axum::http::header::CONTENT_TYPE;
@@ -19,7 +20,7 @@ use super::body::{AbortOnDrop, Answering, Asking, Exchange};
 use super::headers::{Outside, forward, pass, upgrade};
 use super::limits::CONNECT_TIME_MAX;
 use super::refusal::{self, Form};
-use super::{Address, Conversation, find};
+use super::{Address, Conversation, Target, boxes, find};
 use crate::App;
 use crate::answer::{add_wake, both};
 use crate::failure::chain;
@@ -38,7 +39,7 @@ pub(crate) async fn handle(
     peer: Peer,
 ) -> Response<Body> {
     let form = Form::wanted(request.headers());
-    let Some((label, entry)) =
+    let Some((label, target)) =
         address.label.as_ref().and_then(|label| Some((label, find(app, label)?)))
     else {
         return refusal::response(no_such_link(), form);
@@ -47,26 +48,61 @@ pub(crate) async fn handle(
         Peer::Tcp(peer) => Some(peer),
         Peer::Local => None,
     };
-    let caller = Caller { what: format!("request through the link to port {}", label.port), peer };
     let outside = Outside { host: &address.written, scheme: app.links().scheme(), peer };
-    match pass_on(app, &entry.id, label.port, caller, request, &outside).await {
-        Ok(response) => response,
-        Err(error) => refusal::response(error, form),
+    match target {
+        Target::Box(record) => {
+            let passing = Passing { outside, peer, is_box: true };
+            boxes::serve(app, &record, label.port, request, passing).await
+        }
+        Target::Sandbox(entry) => {
+            let passing = Passing { outside, peer, is_box: false };
+            match pass_on(app, &entry.id, label.sandbox_port(), request, &passing).await {
+                Ok(response) => response,
+                Err((_, error)) => refusal::response(error, form),
+            }
+        }
     }
 }
 
-async fn pass_on(
+/// How a request came.
+pub(super) struct Passing<'a> {
+    pub(super) outside: Outside<'a>,
+    pub(super) peer: Option<SocketAddr>,
+    /// What comes over a connection that stays open counts for nothing (B9).
+    pub(super) is_box: bool,
+}
+
+/// Passes a request on to a port. An error comes with the request where nothing was done with it yet.
+pub(super) async fn pass_on(
+    app: &App,
+    id: &api::SandboxId,
+    port: u16,
+    request: Request<Incoming>,
+    passing: &Passing<'_>,
+) -> Result<Response<Body>, (Option<Request<Incoming>>, ApiError)> {
+    if request.method() == Method::CONNECT {
+        let error = ApiError::new(Code::MethodNotAllowed, "a link is no proxy");
+        return Err((None, error));
+    }
+    let what = format!("request through the link to port {port}");
+    let caller = Caller { what, peer: passing.peer };
+    let hold = match app.host().hold(id, HoldKind::Request, caller.clone()).await {
+        Ok(hold) => hold,
+        Err(error) => return Err((Some(request), error)),
+    };
+    let passed = pass_held(app, id, port, caller, request, passing, hold).await;
+    passed.map_err(|error| (None, error))
+}
+
+async fn pass_held(
     app: &App,
     id: &api::SandboxId,
     port: u16,
     caller: Caller,
     mut request: Request<Incoming>,
-    outside: &Outside<'_>,
+    passing: &Passing<'_>,
+    hold: Answer<Box<dyn Hold>>,
 ) -> Result<Response<Body>, ApiError> {
-    if request.method() == Method::CONNECT {
-        return Err(ApiError::new(Code::MethodNotAllowed, "a link is no proxy"));
-    }
-    let hold = app.host().hold(id, HoldKind::Request, caller.clone()).await?;
     let connection = reach(app, id, port, caller.clone()).await?;
     let machine = app.machines().end_of(id);
     let woke_ms = both(hold.woke_ms, connection.woke_ms);
@@ -74,7 +110,7 @@ async fn pass_on(
     let wish = upgrade(request.headers());
     let client = wish.is_some().then(|| hyper::upgrade::on(&mut request));
     pass(request.headers_mut(), wish);
-    forward(request.headers_mut(), port, outside);
+    forward(request.headers_mut(), port, &passing.outside);
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
     *request.uri_mut() =
         path.parse::<Uri>().map_err(|_| ApiError::invalid("path", "not a path"))?;
@@ -115,7 +151,8 @@ async fn pass_on(
     match (client, server) {
         (Some(client), Some(server)) => {
             // Counted before the request has ended, so that there is no moment between.
-            let conversation = Conversation::begin(app, id, port, caller, machine).await?;
+            let counts = !passing.is_box;
+            let conversation = Conversation::begin(app, id, port, caller, machine, counts).await?;
             drop(hold);
             tokio::spawn(async move {
                 let _wire = wire;
@@ -221,7 +258,7 @@ fn too_late(port: u16, limit: Duration) -> ApiError {
     ApiError { retryable: false, ..error }
 }
 
-fn no_such_link() -> ApiError {
+pub(super) fn no_such_link() -> ApiError {
     ApiError::new(Code::NotFound, "nothing is here")
         .hint("`dormouse link NAME PORT` prints the URL of a port")
 }

@@ -41,6 +41,8 @@ pub(crate) struct Conversation {
     burst: Mutex<Option<Box<dyn Hold>>>,
     /// One side has said all it had to say.
     half: AtomicBool,
+    /// What its client sends is a need; not with a box, which counts that it was opened (B9).
+    counts: bool,
 }
 
 /// Why a conversation was ended from here.
@@ -60,6 +62,7 @@ impl Conversation {
         port: u16,
         caller: Caller,
         machine: CancellationToken,
+        counts: bool,
     ) -> Result<Self, api::ApiError> {
         let conversation = Self {
             app: app.clone(),
@@ -71,6 +74,7 @@ impl Conversation {
             standing: Mutex::default(),
             burst: Mutex::default(),
             half: AtomicBool::new(false),
+            counts,
         };
         conversation.look().await?;
         Ok(conversation)
@@ -120,7 +124,7 @@ impl Conversation {
                 to.shutdown().await?;
                 return Ok(total);
             }
-            if is_client {
+            if is_client && self.counts {
                 self.need().await.map_err(io::Error::other)?;
             }
             to.write_all(&piece[..read]).await?;

@@ -6,7 +6,9 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
 use serde::Deserialize;
+use tokio::io::AsyncRead;
 use tokio_util::io::ReaderStream;
 
 use crate::App;
@@ -68,16 +70,46 @@ pub(crate) async fn read(
     let offset = query.offset.unwrap_or(0);
     let answer = app.host().file_read(&entry.id, &query.path, offset, query.length).await?;
     let (info, reader) = answer.value;
-    let mut response =
-        Body::from_stream(ReaderStream::with_capacity(reader, READ_BYTES)).into_response();
+    let mut response = bytes(&info, reader, ());
+    add_wake(response.headers_mut(), answer.woke_ms);
+    Ok(response)
+}
+
+/// A file's bytes. `held` lives until the last of them has been passed on.
+pub(super) fn bytes(
+    info: &FileInfo,
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    held: impl Send + 'static,
+) -> Response {
+    let mut response = stream(reader, held);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert("dormouse-file-size", info.size.into());
     let mode = HeaderValue::try_from(format!("{:04o}", info.mode & MODE_MAX));
     headers.insert("dormouse-file-mode", mode.expect("digits are a header value"));
-    add_wake(headers, answer.woke_ms);
-    Ok(response)
+    response
+}
+
+/// A tree's archive. `held` lives until the last byte of it has been passed on.
+pub(super) fn tree(
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    held: impl Send + 'static,
+) -> Response {
+    let mut response = stream(reader, held);
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    response
+}
+
+fn stream(reader: Box<dyn AsyncRead + Send + Unpin>, held: impl Send + 'static) -> Response {
+    let pieces = ReaderStream::with_capacity(reader, READ_BYTES);
+    Body::from_stream(pieces.map(move |piece| {
+        let _held = &held;
+        piece
+    }))
+    .into_response()
 }
 
 /// Where to write, and with which permissions.
@@ -225,11 +257,7 @@ pub(crate) async fn read_tree(
 ) -> Result<Response, Failure> {
     validate::path("path", &query.path)?;
     let answer = app.host().tree_read(&entry.id, &query.path).await?;
-    let mut response =
-        Body::from_stream(ReaderStream::with_capacity(answer.value, READ_BYTES)).into_response();
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/x-tar"));
+    let mut response = tree(answer.value, ());
     add_wake(response.headers_mut(), answer.woke_ms);
     Ok(response)
 }

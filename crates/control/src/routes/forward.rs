@@ -50,7 +50,7 @@ pub(crate) async fn forward(
     let caller = Caller { what: format!("connection forwarded to port {port}"), peer };
     let connection = connect(&app, &entry.id, port, caller.clone()).await?;
     let machine = app.machines().end_of(&entry.id);
-    let conversation = Conversation::begin(&app, &entry.id, port, caller, machine).await?;
+    let conversation = Conversation::begin(&app, &entry.id, port, caller, machine, true).await?;
     let client = hyper::upgrade::on(&mut request);
     tokio::spawn(async move {
         match client.await {

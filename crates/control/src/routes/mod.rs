@@ -1,6 +1,7 @@
 //! The interface under `/v1`: one file per subject, each handler documented where it stands.
 
 mod attach;
+mod boxes;
 mod checkpoints;
 mod drives;
 mod events;
@@ -70,6 +71,16 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(files::read_tree, files::write_tree))
         .routes(routes!(project::view, project::update))
         .routes(routes!(forward::forward))
+        .routes(routes!(boxes::start, boxes::list))
+        .routes(routes!(boxes::view, boxes::stop))
+        .routes(routes!(boxes::wake))
+        .routes(routes!(boxes::events))
+        .routes(routes!(boxes::exec))
+        .routes(routes!(boxes::procs))
+        .routes(routes!(boxes::read))
+        .routes(routes!(boxes::pull, boxes::push))
+        .routes(routes!(boxes::heartbeat))
+        .routes(routes!(boxes::leave))
         .routes(routes!(usage::of_one))
         .routes(routes!(usage::of_all))
         .routes(routes!(system::drain))

@@ -18,7 +18,7 @@ use serde::Deserialize;
 
 use super::to_the_end;
 use crate::App;
-use crate::catalogue::Entry;
+use crate::catalogue::{Entry, Face};
 use crate::failure::Failure;
 use crate::input::{At, JsonBody, Port, Query};
 use crate::make::{Made, Order, make, name_taken};
@@ -119,6 +119,9 @@ pub(crate) async fn list(
         }
         // Those being made appear when their host has begun with them, those being deleted until it has ended.
         let Some(view) = views.remove(&entry.id) else { continue };
+        if entry.face == Face::Box {
+            continue;
+        }
         let wanted = query.name.as_ref().is_none_or(|name| view.name == *name)
             && query.status.is_none_or(|status| view.status == status)
             && labels.iter().all(|(key, value)| {
@@ -346,12 +349,17 @@ pub(crate) async fn logs(
 fn answer(made: impl serde::Serialize, replayed: bool) -> Response {
     let mut response = (StatusCode::CREATED, Json(made)).into_response();
     if replayed {
-        response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+        say_replayed(&mut response);
     }
     response
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+/// It is the answer of an earlier request.
+pub(super) fn say_replayed(response: &mut Response) {
+    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+}
+
+pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = value.to_str().ok().filter(|key| !key.is_empty() && key.len() <= KEY_CHARS_MAX);
     key.map(Some).ok_or_else(|| {

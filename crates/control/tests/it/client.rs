@@ -119,6 +119,7 @@ pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir, edge: EdgeLimits) ->
         domain: "localhost".into(),
         public_url: None,
         edge,
+        boxes: control::BoxSettings::default(),
         open_metrics: false,
     };
     control::serve(Arc::clone(fake) as _, settings).await.unwrap()

@@ -245,7 +245,13 @@ impl Fake {
         sandbox.name = new.name;
         awake(&mut sandbox);
         self.make(
-            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
+            Known {
+                sandbox,
+                link_key: new.link_key,
+                epoch: new.epoch,
+                asleep_ms: None,
+                boxed: None,
+            },
             "sandbox.forked",
         )
         .await
@@ -328,7 +334,13 @@ impl Host for Fake {
         awake(&mut sandbox);
         set_policy(&mut sandbox, new.policy);
         self.make(
-            Known { sandbox, link_key: new.link_key, epoch: new.epoch, asleep_ms: None },
+            Known {
+                sandbox,
+                link_key: new.link_key,
+                epoch: new.epoch,
+                asleep_ms: None,
+                boxed: None,
+            },
             "sandbox.created",
         )
         .await
@@ -371,6 +383,10 @@ impl Host for Fake {
 
     fn limit_spending(&self, reached: bool) {
         self.spending_reached.store(reached, Ordering::SeqCst);
+    }
+
+    async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {
+        self.known(id).map(drop)
     }
 
     async fn sleep(
@@ -594,7 +610,7 @@ impl Host for Fake {
     ) -> Result<Answer<Box<dyn Hold>>, ApiError> {
         let woke_ms = self.wake(id, &caller.what).await?;
         let count = match kind {
-            HoldKind::Request => &self.holds,
+            HoldKind::Request | HoldKind::Tool | HoldKind::Link => &self.holds,
             HoldKind::AwakeConnection => &self.awake_connections,
         };
         count.send_modify(|holds| *holds += 1);

@@ -414,6 +414,7 @@ async fn what_a_host_has_and_the_catalogue_lost_is_entered_again() {
         volumes: Vec::new(),
         env: std::collections::BTreeMap::new(),
         labels: std::collections::BTreeMap::new(),
+        boxed: None,
         policy: api::sandbox::PolicyPatch::default(),
         link_key: "keykeykeykeykeykeyke".into(),
         epoch: 1,
@@ -488,6 +489,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         domain: "localhost".into(),
         public_url: None,
         edge: control::EdgeLimits::default(),
+        boxes: control::BoxSettings::default(),
         open_metrics: false,
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {

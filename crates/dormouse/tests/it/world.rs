@@ -40,6 +40,7 @@ impl World {
             domain: "localhost".into(),
             public_url: Some("http://localhost:8420".into()),
             edge: control::EdgeLimits::default(),
+            boxes: control::BoxSettings::default(),
             open_metrics: false,
         };
         self.server = Some(control::serve(Arc::clone(&self.fake) as _, settings).await.unwrap());

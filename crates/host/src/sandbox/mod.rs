@@ -77,6 +77,8 @@ pub(crate) enum Message {
     },
     /// Boot anew.
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// A box that was stopped for good is to come back.
+    Restore { reply: oneshot::Sender<Result<(), ApiError>> },
     /// The next boot gives it these drives; `None`: those that it has.
     Drives(Option<Vec<DriveUse>>),
     /// There is room in memory for a restart, or none came in time.
@@ -231,6 +233,11 @@ impl Handle {
 
     pub(crate) async fn restart(&self) -> Result<(), ApiError> {
         self.ask(|reply| Message::Restart { reply }).await?
+    }
+
+    /// Brings back a box that was stopped for good.
+    pub(crate) async fn restore(&self) -> Result<(), ApiError> {
+        self.ask(|reply| Message::Restore { reply }).await?
     }
 
     /// Boots it with these drives from now on. Whether it got them its manifest says: a boot that was under way has not heard

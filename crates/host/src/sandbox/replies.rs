@@ -27,6 +27,8 @@ pub(super) struct Waiter {
 pub(super) enum Goal {
     Asleep,
     Started,
+    /// Runs again after it was stopped for good.
+    Awake,
     Gone,
     Captured(CaptureId),
 }
@@ -48,6 +50,7 @@ pub(super) fn outcome(
             What::Slept { .. } | What::Demoted | What::SleepCancelled { .. } | What::Woke { .. },
         )
         | (Goal::Started, What::Started { .. })
+        | (Goal::Awake, What::Started { .. } | What::Woke { .. })
         | (Goal::Gone, What::Deleted) => Some(Ok(())),
         (
             Goal::Asleep,
@@ -73,7 +76,13 @@ pub(super) fn outcome(
         (Goal::Asleep, What::Starting { .. }) => {
             Some(Err(ApiError::new(Code::SleepFailed, "it was restarted before it slept")))
         }
-        (Goal::Started, What::StartRefused { code }) => Some(Err(shortage_error(*code, failure))),
+        // With no room it comes back frozen (T14).
+        (Goal::Awake, What::WakeFailed { code, again: false }) if code.is_shortage() => {
+            Some(Ok(()))
+        }
+        (Goal::Started | Goal::Awake, What::StartRefused { code }) => {
+            Some(Err(shortage_error(*code, failure)))
+        }
         (Goal::Asleep, What::Died { .. }) => {
             let error = ApiError::new(Code::SleepFailed, "its machine ended before it slept");
             Some(Err(error.hint(
@@ -84,12 +93,13 @@ pub(super) fn outcome(
             let error = refusal_error(Refusal::Failed { code: *code }, failure);
             Some(Err(ApiError { code: Code::DriveUnusable, ..error }))
         }
-        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Failed { code }) => {
+        (Goal::Asleep | Goal::Started | Goal::Awake | Goal::Captured(_), What::Failed { code }) => {
             refused(Refusal::Failed { code: *code })
         }
-        (Goal::Asleep | Goal::Started | Goal::Captured(_), What::Deleting | What::Deleted) => {
-            refused(Refusal::Deleted)
-        }
+        (
+            Goal::Asleep | Goal::Started | Goal::Awake | Goal::Captured(_),
+            What::Deleting | What::Deleted,
+        ) => refused(Refusal::Deleted),
         _ => None,
     }
 }
@@ -104,6 +114,10 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
         }
         Refusal::SpendingLimit => spending_error(),
         Refusal::HostDiskFull => stands_still_error(),
+        Refusal::Frozen => ApiError::new(Code::BoxFrozen, refusal.to_string()),
+        Refusal::Stopped | Refusal::NotStopped => {
+            ApiError::new(Code::BoxStopped, refusal.to_string())
+        }
         Refusal::Failed { code } => {
             let text = failure
                 .map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));

@@ -1,6 +1,6 @@
 //! Lifecycle events as entries of the timeline, in words.
 
-use lifecycle::{Cause, Death, Reason, SleepCause, Start, Tier, What};
+use lifecycle::{Cause, Death, Reason, SleepCause, Start, StopCause, Tier, What};
 use serde_json::{Map, Value, json};
 
 /// Kind and sentence of an event; `None`: not for people. `what`: the need in the words of whoever had it.
@@ -80,6 +80,11 @@ pub(super) fn tell(
             data.insert("code".to_owned(), json!(code.as_str()));
             ("failed", format!("failed: {}", code.as_str()))
         }
+        What::StoppedForGood { cause, unused_ms } => {
+            data.insert("unused_seconds".to_owned(), json!(unused_ms / 1000));
+            ("stopped_for_good", format!("is stopped for good: {}", stopped(*cause, *unused_ms)))
+        }
+        What::Restored => ("restored", "is brought back".to_owned()),
         What::CaptureEnded { result: Ok(()), .. } => ("copied", "was copied".to_owned()),
         What::CaptureEnded { result: Err(refusal), .. } => {
             ("copy_failed", format!("could not be copied: {refusal}"))
@@ -94,6 +99,25 @@ pub(super) fn tell(
         What::Deleted => ("deleted", "is removed".to_owned()),
     };
     Some((kind, text, data))
+}
+
+/// Why a box was stopped for good (B29).
+pub(super) fn stopped(cause: StopCause, unused_ms: u64) -> String {
+    let unused = in_words(unused_ms);
+    match cause {
+        StopCause::FrozenUnused => format!("frozen and unused for {unused}"),
+        StopCause::IdleTimeout => format!("unused for {unused}, over idleTimeoutMin"),
+    }
+}
+
+/// A time as a person says it, such as `24 hours` or `31 minutes`.
+fn in_words(ms: u64) -> String {
+    let (number, unit) = match ms / 1000 {
+        seconds if seconds >= 2 * 3600 => (seconds / 3600, "hours"),
+        seconds if seconds >= 120 => (seconds / 60, "minutes"),
+        seconds => (seconds, "seconds"),
+    };
+    format!("{number} {unit}")
 }
 
 /// What kept it awake, for the entry about its falling asleep.
@@ -118,6 +142,7 @@ pub(super) fn need(cause: Cause, what: Option<&str>) -> String {
         Cause::Capture => "a fork".to_owned(),
         Cause::Timer { .. } => "a timer of its own".to_owned(),
         Cause::Restart => "a restart".to_owned(),
+        Cause::Restore => "being brought back".to_owned(),
     }
 }
 
@@ -129,6 +154,7 @@ fn cause_word(cause: Cause) -> &'static str {
         Cause::Capture => "capture",
         Cause::Timer { .. } => "timer",
         Cause::Restart => "restart",
+        Cause::Restore => "restore",
     }
 }
 
@@ -142,6 +168,9 @@ fn sleep_cause(cause: SleepCause) -> (&'static str, &'static str) {
         SleepCause::Shutdown => ("shutdown", "the host shuts down"),
         SleepCause::Drain => ("drain", "the host is being emptied"),
         SleepCause::Spending => ("spending", "a limit on spending is reached"),
+        SleepCause::IdleTimeout => {
+            ("idle_timeout", "nobody used it for longer than idleTimeoutMin")
+        }
     }
 }
 

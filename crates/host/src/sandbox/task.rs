@@ -34,7 +34,7 @@ use crate::checkpoints::Keeper;
 use crate::clock::{self, Moment};
 use crate::ground::Ground;
 use crate::guest::GuestLink;
-use crate::manifest::{DriveUse, Manifest, State};
+use crate::manifest::{BoxUse, DriveUse, Manifest, State};
 use crate::record::Record;
 use crate::tap::Arrival;
 use crate::timeline::Timeline;
@@ -51,6 +51,9 @@ const REATTACH_EVERY: Duration = Duration::from_secs(15);
 
 /// How long the guest agent may take to answer then.
 const REATTACH_LIMIT: Duration = Duration::from_secs(10);
+
+/// How much of a box's use a crash of the daemon may cost, in milliseconds: so much earlier it may be frozen then.
+const USES_KEPT_EVERY_MS: u64 = 5_000;
 
 /// How a sandbox's task begins.
 pub(crate) struct Beginning {
@@ -75,7 +78,13 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
     let found_running = matches!(found, Some((Recovered::Running, _)));
     let core = match found {
         None => Sandbox::create(now, policy),
-        Some((found, death)) => Sandbox::recover(now, policy, found).with_last_death(death),
+        Some((found, death)) => {
+            let core = Sandbox::recover(now, policy, found).with_last_death(death);
+            match &manifest.box_use {
+                Some(known) => core.with_uses(known.uses()),
+                None => core,
+            }
+        }
     };
     let address = ground.subnet.address(body.slot.number());
     let exit = body.machine.as_ref().map(|machine| (Attempt::RECOVERED, machine.exit_watch()));
@@ -243,6 +252,7 @@ impl Task {
                 Next::RoomNeeded => self.core.handle_demote(now()),
             }
             self.pump(Map::new()).await;
+            self.keep_uses().await;
         }
         // Nobody is told anything any more: waiting callers see that it is gone.
         let _ = self.gone.send(self.id);
@@ -268,8 +278,10 @@ impl Task {
         let awake_at_rest = self.core.is_awake() && self.body.is_some();
         let detached = detached(&self.link, self.reattach_at, awake_at_rest && self.halt.is_none());
         let held = held_changed(&self.link, self.held, self.core.is_awake());
+        // No packet thaws a box (B44): what comes waits in the queue of its tap.
+        let heard = asleep && self.core.policy().boxed.is_none();
         let port =
-            if asleep { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
+            if heard { self.body.as_mut().and_then(|body| body.port.as_mut()) } else { None };
         tokio::select! {
             biased;
             message = done.recv() => Next::Done(message.map(Box::new)),
@@ -287,6 +299,24 @@ impl Task {
             () = tokio::time::sleep(sample_in), if awake => Next::Sample,
             () = tokio::time::sleep(checkpoint_in.unwrap_or_default()), if checkpoint_in.is_some() => Next::Checkpoint,
             () = tokio::time::sleep(nap) => Next::Time,
+        }
+    }
+
+    /// Keeps how a box is used, so that a later daemon knows it.
+    async fn keep_uses(&mut self) {
+        let uses = self.core.uses();
+        let due = self.record.with(|manifest| {
+            let boxed = manifest.policy.boxed.is_some() && manifest.state != State::Deleting;
+            boxed
+                && manifest.box_use.as_ref().is_none_or(|kept| {
+                    let kept = kept.uses();
+                    kept.stopped.is_some() != uses.stopped.is_some()
+                        || uses.last_used.ms_since(kept.last_used) >= USES_KEPT_EVERY_MS
+                })
+        });
+        if due {
+            let uses = BoxUse::of(uses);
+            self.note(move |manifest| manifest.box_use = Some(uses)).await;
         }
     }
 
@@ -370,8 +400,13 @@ impl Task {
             What::Slept { .. } => {
                 // Put to sleep under calls that are under way: they need it still. One that waits for a command's result can
                 // wait, whoever asked for the sleep has seen to that.
-                let kinds =
-                    [CallKind::Api, CallKind::Files, CallKind::EdgeRequest, CallKind::Terminal];
+                let kinds = [
+                    CallKind::Api,
+                    CallKind::Files,
+                    CallKind::EdgeRequest,
+                    CallKind::Terminal,
+                    CallKind::Tool,
+                ];
                 if let Some(kind) = kinds.into_iter().find(|kind| self.core.calls(*kind) > 0) {
                     self.need.get_or_insert_with(|| "a call that was under way".to_owned());
                     if let Err(refusal) = self.core.handle_need(now(), Cause::Call(Call::of(kind)))
@@ -636,7 +671,7 @@ impl Task {
 
 /// The moment, on the state machine's clock.
 fn now() -> Time {
-    Time::from_millis(clock::since_boot_ms())
+    clock::now()
 }
 
 /// Waits until a moment, if there is one.

@@ -2,12 +2,14 @@
 
 use std::net::Ipv4Addr;
 
+use api::boxes::{BoxBlocker, BoxFreeze, BoxLife, BoxLimits, BoxStatus};
 use api::drive::{AttachVolume, SandboxDrive};
 use api::host::Known;
 use api::sandbox::{AwakeReason, Sandbox, SleepTier, Status};
-use lifecycle::Time;
+use lifecycle::{Activity, BoxPolicy, Death, Phase, Start, Time};
 
-use crate::clock::{self, boot_to_unix_ms, rfc3339};
+use super::story;
+use crate::clock::{self, rfc3339, unix_ms_of};
 use crate::manifest::{DriveKind, Manifest};
 
 /// The public view of a sandbox at this moment.
@@ -18,8 +20,8 @@ pub(crate) fn known(
     life: u64,
     failure: Option<&str>,
 ) -> Known {
-    let now = Time::from_millis(clock::since_boot_ms());
-    let time = |time: Time| rfc3339(boot_to_unix_ms(time.as_millis()));
+    let now = clock::now();
+    let time = |time: Time| rfc3339(unix_ms_of(time));
     let awake_because = core.awake_because(now).into_iter().map(|reason| AwakeReason {
         reason: reason.reason.as_str().to_owned(),
         text: reason.text(),
@@ -80,7 +82,78 @@ pub(crate) fn known(
         link_key: manifest.link_key.clone(),
         epoch: manifest.epoch,
         asleep_ms: asleep_ms(core, manifest),
+        boxed: manifest.policy.boxed.is_some().then(|| box_life(core, now)),
     }
+}
+
+/// What is told of a box.
+fn box_life(core: &lifecycle::Sandbox, now: Time) -> BoxLife {
+    let freeze = core.freeze(now);
+    let blocked_by = freeze.blocked_by.iter().map(|blocked| BoxBlocker {
+        kind: blocked.by.as_str().to_owned(),
+        until: blocked.until.map(|until| rfc3339(unix_ms_of(until))),
+    });
+    BoxLife {
+        status: box_status(core),
+        freeze: BoxFreeze {
+            at: freeze.at.map(|at| rfc3339(unix_ms_of(at))),
+            blocked_by: blocked_by.collect(),
+        },
+        last_used_unix_ms: unix_ms_of(core.uses().last_used),
+        rests_since_unix_ms: core.rests_since().map(unix_ms_of),
+        stops_at_unix_ms: core.stops_at(now).map(unix_ms_of),
+        stopped_unix_ms: core.stopped().map(|stopped| unix_ms_of(stopped.at)),
+        restorable_until_unix_ms: core.restorable_until().map(unix_ms_of),
+        reason: box_reason(core),
+    }
+}
+
+fn box_status(core: &lifecycle::Sandbox) -> BoxStatus {
+    match core.phase() {
+        Phase::Deleting { .. } => BoxStatus::Stopping,
+        Phase::Deleted => BoxStatus::Terminated,
+        _ if core.stopped().is_some() => BoxStatus::Terminated,
+        Phase::Starting { how: Start::Create, .. } => BoxStatus::Claimed,
+        Phase::Failed { .. } => BoxStatus::Interrupted,
+        _ if core.goes_on(Activity::Takeover) => BoxStatus::Takeover,
+        // Powered off it stays ready (B44): the next acting call boots it.
+        Phase::Starting { how: Start::Boot, .. }
+        | Phase::Running { .. }
+        | Phase::CapturingAwake { .. }
+        | Phase::Suspending { .. }
+        | Phase::Off { .. } => BoxStatus::Ready,
+        Phase::Asleep { .. }
+        | Phase::Demoting { .. }
+        | Phase::CapturingAsleep { .. }
+        | Phase::Waking { .. } => BoxStatus::Frozen,
+    }
+}
+
+fn box_reason(core: &lifecycle::Sandbox) -> Option<String> {
+    if let Some(stopped) = core.stopped() {
+        return Some(story::stopped(stopped.cause, stopped.unused_ms));
+    }
+    if let Some(code) = core.failure_code() {
+        return Some(match code {
+            lifecycle::FailureCode::MachineLost => {
+                "its machine was lost, and the processes that ran in it; it boots from its disk"
+                    .to_owned()
+            }
+            code => format!("it failed ({})", code.as_str()),
+        });
+    }
+    core.last_death().map(|death| match death {
+        Death::Poweroff => {
+            "it powered itself off: its processes are lost, what was on its disk is there"
+                .to_owned()
+        }
+        Death::Reboot => {
+            "it rebooted itself: its processes are lost, what was on its disk is there".to_owned()
+        }
+        Death::Panic | Death::Killed => {
+            "its machine ended: its processes are lost, what was on its disk is there".to_owned()
+        }
+    })
 }
 
 fn drives(manifest: &Manifest) -> Vec<SandboxDrive> {
@@ -109,6 +182,9 @@ pub(crate) fn asleep_ms(core: &lifecycle::Sandbox, manifest: &Manifest) -> Optio
 
 /// The settings as the state machine knows them.
 pub(crate) fn policy(policy: &crate::manifest::Policy) -> lifecycle::Policy {
+    if let Some(limits) = &policy.boxed {
+        return lifecycle::Policy::of_box(box_policy(limits));
+    }
     lifecycle::Policy {
         sleep_after_ms: policy.sleep_after_seconds.map(|seconds| seconds.saturating_mul(1000)),
         tiers: match policy.memory_tier_seconds {
@@ -120,5 +196,18 @@ pub(crate) fn policy(policy: &crate::manifest::Policy) -> lifecycle::Policy {
         awake_ports: !policy.awake_ports.is_empty(),
         sleep_hold_max_ms: policy.sleep_hold_max_ms,
         sleep_notice_ms: policy.sleep_notice_ms,
+        boxed: None,
+    }
+}
+
+fn box_policy(limits: &BoxLimits) -> BoxPolicy {
+    BoxPolicy {
+        freeze_after_ms: limits.freeze_after_ms,
+        url_window_ms: limits.url_window_ms,
+        background_window_ms: limits.background_window_ms,
+        recording_window_ms: limits.recording_window_ms,
+        stop_after_ms: limits.stop_after_ms,
+        idle_timeout_ms: limits.idle_timeout_ms,
+        keep_copy_ms: limits.keep_copy_ms,
     }
 }

@@ -13,6 +13,7 @@ impl Sandbox {
     /// when its sandbox dies or is deleted.
     pub fn handle_call_ended(&mut self, now: Time, kind: CallKind) {
         self.facts.call_ended(now, kind);
+        self.note_call(now, kind);
         self.settle(now);
     }
 
@@ -33,7 +34,7 @@ impl Sandbox {
             Phase::Suspending { cause, wake: None, .. } => {
                 self.take_sample(now, sample);
                 let for_idleness = match cause {
-                    SleepCause::Idle | SleepCause::HoldCap => true,
+                    SleepCause::Idle | SleepCause::HoldCap | SleepCause::IdleTimeout => true,
                     SleepCause::Asked
                     | SleepCause::Shutdown
                     | SleepCause::Drain
@@ -42,7 +43,7 @@ impl Sandbox {
                 let near = self.facts.timer_due().filter(|due| due.ms_since(now) <= TIMER_NEAR_MS);
                 if let Some(due) = near
                     && for_idleness
-                    && !self.policy.awake_ports
+                    && self.policy.is_open()
                 {
                     self.cancel_for(Cause::Timer { due });
                 }

@@ -2,7 +2,6 @@
 
 use super::settle::Plan;
 use super::{LastSleep, LastWake, Sandbox};
-use crate::idle::sandbox_verdict;
 use crate::need::CallKind;
 use crate::order::{Attempt, Death, FailureCode};
 use crate::phase::{Phase, SleepTier, Status};
@@ -79,7 +78,7 @@ impl Sandbox {
             | Phase::Deleting { .. }
             | Phase::Deleted => return Vec::new(),
         }
-        let mut reasons = sandbox_verdict(&self.policy, &self.facts, now).reasons;
+        let mut reasons = self.verdict(now).reasons;
         if self.halted_since.is_some() {
             // Nobody asks it meanwhile: that nothing is known of it is no reason of its own.
             reasons.retain(|awake| awake.reason != Reason::NoSample);
@@ -102,7 +101,7 @@ impl Sandbox {
         match self.phase {
             Phase::Running { .. } if self.halted_since.is_some() => None,
             Phase::Running { .. } => {
-                let forecast = sandbox_verdict(&self.policy, &self.facts, now).sleep?;
+                let forecast = self.verdict(now).sleep?;
                 Some(match self.plan(forecast) {
                     Plan::SleepAt(at) => at.max(now),
                     Plan::NoticeAt { at, in_ms } => at.max(now).plus_ms(in_ms),

@@ -83,6 +83,7 @@ impl Sandbox {
             (Phase::Starting { how, cause, .. }, Report::Ready) => {
                 self.born = true;
                 self.facts.booted(now);
+                self.uses.used(now);
                 self.run(now, now, cause);
                 self.tell(now, What::Started { how });
             }
@@ -153,6 +154,8 @@ impl Sandbox {
 
             (Phase::Waking { from, since, cause, .. }, Report::Ready) => {
                 self.facts.woke(now);
+                // A thaw is use.
+                self.uses.used(now);
                 self.run(now, now, Some(cause));
                 self.tell(now, What::Woke { from, cause, slept_ms: now.ms_since(since) });
             }

@@ -2,7 +2,7 @@
 
 use super::{Noticed, Sandbox};
 use crate::event::What;
-use crate::idle::{Forecast, Sample, sandbox_verdict};
+use crate::idle::{Forecast, Sample};
 use crate::limits::{SAMPLE_AT_SLEEP_MS, SAMPLE_FRESH_MS, SAMPLE_SILENCE_MS, TIMER_LEAD_MS};
 use crate::need::{Cause, Refusal, SleepCause};
 use crate::order::{CaptureOf, FailureCode, Work};
@@ -60,6 +60,9 @@ impl Sandbox {
             Phase::Deleting { failed_tries, retry_at: Some(at), .. } if at <= now => {
                 self.destroy(failed_tries);
             }
+            Phase::Off { .. } | Phase::Failed { .. } => {
+                self.settle_box(now);
+            }
             Phase::Waking { .. }
             | Phase::Deleting { .. }
             | Phase::Starting { .. }
@@ -67,8 +70,6 @@ impl Sandbox {
             | Phase::Suspending { .. }
             | Phase::Demoting { .. }
             | Phase::CapturingAsleep { .. }
-            | Phase::Off { .. }
-            | Phase::Failed { .. }
             | Phase::Deleted => {}
         }
     }
@@ -83,6 +84,9 @@ impl Sandbox {
     }
 
     pub(super) fn settle_asleep(&mut self, now: Time, tier: Tier, since: Time) {
+        if self.settle_box(now) {
+            return;
+        }
         if !self.captures.is_empty() {
             match tier {
                 Tier::Memory => self.demote(since),
@@ -112,8 +116,7 @@ impl Sandbox {
     }
 
     pub(super) fn consider_sleep(&mut self, now: Time) {
-        let Some(forecast) = sandbox_verdict(&self.policy, &self.facts, self.sampled_at(now)).sleep
-        else {
+        let Some(forecast) = self.verdict(self.sampled_at(now)).sleep else {
             self.noticed = None;
             return;
         };
@@ -151,7 +154,7 @@ impl Sandbox {
             (Some(noticed), _) if forecast.at <= noticed.sleeps_at => {
                 Plan::SleepAt(noticed.sleeps_at)
             }
-            (_, Some(in_ms)) if self.facts.hold_connections() > 0 => {
+            (_, Some(in_ms)) if self.policy.is_open() && self.facts.hold_connections() > 0 => {
                 Plan::NoticeAt { at: forecast.at.minus_ms(in_ms), in_ms }
             }
             (_, _) => Plan::SleepAt(forecast.at),
@@ -164,7 +167,7 @@ impl Sandbox {
             return None;
         }
         let now = self.sampled_at(self.facts.heard_at());
-        let forecast = sandbox_verdict(&self.policy, &self.facts, now).sleep?;
+        let forecast = self.verdict(now).sleep?;
         Some(self.plan(forecast))
     }
 
@@ -190,7 +193,7 @@ impl Sandbox {
     }
 
     pub(super) fn timer_wake_at(&self) -> Option<Time> {
-        if self.policy.awake_ports || self.withheld {
+        if !self.policy.is_open() || self.withheld {
             return None;
         }
         self.facts.timer_due().map(|due| due.minus_ms(TIMER_LEAD_MS).max(self.wake_not_before))

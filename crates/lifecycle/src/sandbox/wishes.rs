@@ -27,10 +27,13 @@ impl Sandbox {
             | CallKind::Files
             | CallKind::EdgeRequest
             | CallKind::Api
-            | CallKind::AwakeConnection => Cause::Call(call),
+            | CallKind::AwakeConnection
+            | CallKind::Tool
+            | CallKind::Link => Cause::Call(call),
         };
         let served = self.need(now, cause)?;
         self.facts.call_began(call.kind);
+        self.note_call(now, call.kind);
         self.settle(now);
         Ok(served)
     }
@@ -148,6 +151,7 @@ impl Sandbox {
         if self.withheld && !matches!(self.phase, Phase::Deleting { .. } | Phase::Deleted) {
             return Err(Refusal::SpendingLimit);
         }
+        self.check_box(Cause::Restart)?;
         match self.phase {
             Phase::Starting { .. } => return Ok(Served::Later),
             Phase::Deleting { .. } | Phase::Deleted => return Err(Refusal::Deleted),
@@ -203,6 +207,7 @@ impl Sandbox {
 
     pub(super) fn need(&mut self, now: Time, cause: Cause) -> Result<Served, Refusal> {
         self.check_spending()?;
+        self.check_box(cause)?;
         match self.phase {
             Phase::Running { .. } | Phase::CapturingAwake { .. } => {
                 match cause {
@@ -211,7 +216,8 @@ impl Sandbox {
                     | Cause::Terminal
                     | Cause::Capture
                     | Cause::Timer { .. }
-                    | Cause::Restart => {
+                    | Cause::Restart
+                    | Cause::Restore => {
                         self.facts.needed(now);
                     }
                 }

@@ -73,6 +73,7 @@ fn sample() -> impl Strategy<Value = Sample> {
     let cpu = prop::sample::select(vec![0, 0, 10_000, 5_000_000]);
     (cpu, prop::bool::weighted(0.1), timer, 0..2_u32, 0..2_u32).prop_map(
         |(cpu_usec, connected, timer_due_ms, holds, hold_connections)| Sample {
+            commands: 0,
             cpu_usec,
             outbound_tcp: connected.into(),
             timer_due_ms,

@@ -18,6 +18,8 @@ pub(crate) struct Guest {
     pub(crate) timer_every_ms: Option<u64>,
     pub(crate) holds: u32,
     pub(crate) hold_connections: u32,
+    /// Commands that run in it, started by calls.
+    pub(crate) commands: u32,
 }
 
 /// A sandbox with its obedient host.
@@ -123,6 +125,7 @@ impl Obedient {
             timer_due_ms: guest.timer.map(|due| due.ms_since(self.now)),
             holds: guest.holds,
             hold_connections: guest.hold_connections,
+            commands: guest.commands,
         };
         self.sandbox.handle_sample(self.now, sample);
     }

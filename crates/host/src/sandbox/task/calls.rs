@@ -10,7 +10,7 @@ use serde_json::Map;
 use tokio::sync::oneshot;
 
 use super::{Halt, Task, now};
-use crate::clock::{boot_to_unix_ms, rfc3339};
+use crate::clock::{rfc3339, unix_ms_of};
 use crate::exec::stands_still_error;
 use crate::guest::LinkState;
 use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
@@ -31,6 +31,10 @@ impl Task {
                 self.wait_for(Goal::Asleep, served, reply);
             }
             Message::Restart { reply } => self.on_restart(reply),
+            Message::Restore { reply } => {
+                let served = self.core.handle_restore(now);
+                self.wait_for(Goal::Awake, served, reply);
+            }
             Message::Drives(drives) => self.drives_next = drives,
             Message::Room(seat) => self.on_room(seat),
             Message::Delete { reply } => {
@@ -151,10 +155,10 @@ impl Task {
 
     /// Whether it would sleep through everything now (S23).
     fn waits_for_spending(&self) -> Option<WaitsFor> {
-        let since = self.core.last_sleep().map(|slept| slept.at.as_millis());
+        let since = self.core.last_sleep().map(|slept| slept.at);
         self.core.is_withheld().then(|| WaitsFor {
             what: Lack::Spending,
-            since: rfc3339(boot_to_unix_ms(since.unwrap_or_else(|| now().as_millis()))),
+            since: rfc3339(unix_ms_of(since.unwrap_or_else(now))),
             position: None,
             text: "is kept asleep, because the project's spending limit for this month is reached; nothing of it is deleted"
                 .to_owned(),

@@ -82,6 +82,7 @@ impl Task {
             // A sample that was overtaken by a change of what is held would take it back.
             holds: if self.link.tells_held() { held.holds } else { sample.holds },
             hold_connections: held.connections,
+            commands: sample.execs_running,
         }
     }
 

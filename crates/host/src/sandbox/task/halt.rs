@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use vmm::machine::GuestState;
 
 use super::{Task, now};
-use crate::clock::{boot_to_unix_ms, rfc3339};
+use crate::clock::{rfc3339, unix_ms_of};
 use crate::exec::stands_still_error;
 use crate::guest::{LinkState, WakeParams};
 use crate::sandbox::work::chain;
@@ -187,7 +187,7 @@ impl Task {
         let since = self.core.halted_since()?;
         Some(WaitsFor {
             what: Lack::Disk,
-            since: rfc3339(boot_to_unix_ms(since.as_millis())),
+            since: rfc3339(unix_ms_of(since)),
             position: None,
             text: "stands still, because the host's disk is nearly full; it goes on by itself when there is room"
                 .to_owned(),

@@ -1,0 +1,172 @@
+//! What is done with a box.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A command to run in a box, or to go on reading.
+#[derive(
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(example = json!({"command": "npm test", "cwd": "/work"}))]
+pub struct BoxExec {
+    /// A line for `bash -c`. Exactly one of this and `execId`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "npm test")]
+    pub command: Option<String>,
+    /// A command that was started before: its output is read on, from `offset`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub exec_id: Option<String>,
+    /// Position in its output from which to read; default 0. Only with `execId`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub offset: Option<u64>,
+    /// Working folder; default `/work`.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "/work")]
+    pub cwd: Option<String>,
+    /// Added to its environment.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub env: BTreeMap<String, String>,
+    /// Answer at once; it goes on by itself.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub background: bool,
+    /// It changes nothing: allowed while a person holds the screen.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// Kill it after so many seconds (1-86400); default: never.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1, maximum = 86_400, example = 600)]
+    pub timeout_sec: Option<u64>,
+    /// Wait for its end for so long, seconds (0-3600); then the answer says how to read on. Default 3600; over MCP what the client can
+    /// wait.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 0, maximum = 3600, example = 60)]
+    pub wait_sec: Option<u64>,
+    /// Most bytes of output in the answer (1-1048576); default 1048576, over MCP 30000.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1, maximum = 1_048_576)]
+    pub max_bytes: Option<u64>,
+}
+
+/// What came of a command.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxExecResult {
+    /// Its id, to read on.
+    #[schema(example = "hnkainteaodl")]
+    pub exec_id: String,
+    /// It has not ended.
+    pub running: bool,
+    /// How it ended; absent while it runs, or where a signal ended it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = 0)]
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal: Option<i32>,
+    /// `timeoutSec` ran out, and it was killed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timed_out: bool,
+    /// What it wrote to standard output and standard error, in the order in which it came; bytes that are no UTF-8 replaced.
+    #[schema(example = "ok\n")]
+    pub output: String,
+    /// Position in the output after what is told here.
+    #[schema(example = 3)]
+    pub next_offset: u64,
+    /// More was written than is told here: read on from `nextOffset`.
+    pub truncated: bool,
+    /// That the box was thawed for it, or booted anew.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub note: Option<String>,
+}
+
+/// One process in a box.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxProcess {
+    /// Process id.
+    #[schema(example = 412)]
+    pub pid: u32,
+    /// Its parent's.
+    #[schema(example = 1)]
+    pub ppid: u32,
+    /// Resident memory, MiB.
+    #[schema(example = 24)]
+    pub memory_mib: u64,
+    /// Processor time used, seconds.
+    #[schema(example = 3)]
+    pub cpu_sec: u64,
+    /// TCP ports on which it listens.
+    pub listens: Vec<u16>,
+    /// What runs.
+    #[schema(example = "python3 -m http.server 8080")]
+    pub command: String,
+}
+
+/// The processes of a box.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxProcesses {
+    /// By process id.
+    pub processes: Vec<BoxProcess>,
+}
+
+/// How services are reached.
+#[derive(
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BoxWire {
+    /// The service's name.
+    #[schema(example = "shop.internal")]
+    pub service: String,
+    /// Its port, where the name has several.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(minimum = 1, maximum = 65535, example = 8080)]
+    pub port: Option<u16>,
+    /// `box` or `external`.
+    #[schema(example = "box")]
+    pub mode: String,
+}
+
+/// Secrets to add to a box.
+#[derive(
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct BoxSecrets {
+    /// Names of stored secrets.
+    #[schema(example = json!(["API_TOKEN"]))]
+    pub add: Vec<String>,
+}

@@ -1,0 +1,136 @@
+//! Calls that act on a box: each is use from its start to its end, thaws a frozen one first, and holds it until it ends (B3-B7, B15).
+
+use api::boxes::BoxStatus;
+use api::host::{Caller, Hold, HoldKind};
+use api::{ApiError, Code};
+
+use super::{BoxRecord, Ended, Who, view};
+use crate::App;
+use crate::catalogue::now_ms;
+use crate::failure::Failure;
+
+/// A call that acts on a box, while it lives.
+pub(crate) struct Acting {
+    /// The box.
+    pub(crate) record: BoxRecord,
+    /// What the caller should know of how the box came to be awake.
+    pub(crate) note: Option<String>,
+    /// How long it took to thaw it, milliseconds.
+    pub(crate) woke_ms: Option<f64>,
+    /// Holds the box until it is dropped.
+    _hold: Box<dyn Hold>,
+}
+
+/// A box of the account, by its id.
+pub(super) fn find(app: &App, who: &Who, id: &str) -> Result<BoxRecord, ApiError> {
+    let record = id.parse().ok().and_then(|id| app.boxes().record(&id));
+    record.filter(|record| record.account == who.account).ok_or_else(|| {
+        ApiError::new(Code::NotFound, "there is no box of this id")
+            .hint("sandbox_list (GET /v1/boxes) shows the boxes that there are; `all` also those that have ended")
+    })
+}
+
+/// Begins to act on a box. `what`: for its timeline, such as `sandbox_exec`.
+pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Acting, Failure> {
+    let record = find(app, who, id)?;
+    if let Some(ended) = &record.ended {
+        return Err(ended_error(&record, ended).into());
+    }
+    let before = view::known(app, &record).await?;
+    let Some((known, life)) = before else {
+        let text = format!("box {id} is interrupted: its host is gone, and nothing on it survived");
+        return Err(ApiError::new(Code::BoxStopped, text)
+            .hint("start a new one with sandbox_start")
+            .into());
+    };
+    if life.stopped_unix_ms.is_some() {
+        return Err(stopped_error(&record, &life).into());
+    }
+    if life.status == BoxStatus::Interrupted {
+        let reason = life.reason.clone().unwrap_or_else(|| "it failed".to_owned());
+        let text = format!("box {id} is interrupted: {reason}");
+        return Err(ApiError::new(Code::SandboxFailed, text)
+            .hint("stop it with sandbox_stop and start a new one")
+            .into());
+    }
+    let caller = Caller { what: what.to_owned(), peer: None };
+    let hold = app.host().hold(&record.id, HoldKind::Tool, caller).await?;
+    // Who used it last is known from here on (B36).
+    if who.agent.is_some() && who.agent != record.agent {
+        let agent = who.agent.clone();
+        app.boxes().change(app.catalogue(), &record.id, |record| record.agent = agent).await?;
+    }
+    let off = known.sandbox.sleep_tier == Some(api::sandbox::SleepTier::Off);
+    let note = if off {
+        Some("The box had ended by itself (power off, reboot or crash) and was booted from its disk: the processes that ran in it \
+              are lost, what was written is there."
+            .to_owned())
+    } else if life.status == BoxStatus::Frozen {
+        Some(
+            "The box was frozen and has been thawed: memory, processes and files are as they were."
+                .to_owned(),
+        )
+    } else {
+        None
+    };
+    Ok(Acting { record, note, woke_ms: hold.woke_ms, _hold: hold.value })
+}
+
+/// Thaws a box, which is use (B15).
+pub(crate) async fn wake(app: &App, who: &Who, id: &str) -> Result<Option<f64>, Failure> {
+    Ok(act(app, who, id, "a request to wake it").await?.woke_ms)
+}
+
+/// Stops a box for good; one that is frozen too, without thawing it. It keeps no copy (B27).
+pub(crate) async fn stop(app: &App, who: &Who, id: &str, reason: &str) -> Result<(), Failure> {
+    let record = find(app, who, id)?;
+    if record.ended.is_some() {
+        return Ok(());
+    }
+    let known = view::known(app, &record).await?;
+    if let Some(entry) = app.catalogue().find(record.id.as_str()) {
+        crate::reconcile::delete(app, &entry).await?;
+    }
+    let last_used_ms = known.and_then(|(_, life)| i64::try_from(life.last_used_unix_ms).ok());
+    end(app, &record.id, BoxStatus::Terminated, reason, last_used_ms).await
+}
+
+/// Notes that a box has ended. The first word stands.
+pub(super) async fn end(
+    app: &App,
+    id: &api::SandboxId,
+    status: BoxStatus,
+    reason: &str,
+    last_used_ms: Option<i64>,
+) -> Result<(), Failure> {
+    let change = |record: &mut BoxRecord| {
+        if record.ended.is_none() {
+            let at_ms = now_ms();
+            record.note(api::boxes::view::BoxEvent {
+                at: view::rfc3339(u64::try_from(at_ms).unwrap_or(0)),
+                status,
+                reason: reason.to_owned(),
+            });
+            record.ended = Some(Ended { status, reason: reason.to_owned(), at_ms });
+            record.last_used_ms = last_used_ms.unwrap_or(record.last_used_ms);
+        }
+    };
+    app.boxes().change(app.catalogue(), id, change).await
+}
+
+fn ended_error(record: &BoxRecord, ended: &Ended) -> ApiError {
+    let text = format!("box {} is {}: {}", record.id, ended.status.as_str(), ended.reason);
+    ApiError::new(Code::BoxStopped, text)
+        .hint("it keeps no copy that could be brought back: start a new one with sandbox_start")
+}
+
+fn stopped_error(record: &BoxRecord, life: &api::boxes::BoxLife) -> ApiError {
+    let id = &record.id;
+    let reason = life.reason.clone().unwrap_or_default();
+    let until = life.restorable_until_unix_ms.map(view::rfc3339).unwrap_or_default();
+    let goal = record.spec.goal.clone().unwrap_or_else(|| "its goal".to_owned());
+    let call = serde_json::json!({ "restore": id, "goal": goal });
+    ApiError::new(Code::BoxStopped, format!("box {id} is terminated: {reason}")).hint(format!(
+        "its frozen copy is kept until {until}: sandbox_start {call} brings the same box back"
+    ))
+}

@@ -1,0 +1,183 @@
+//! The box face: what a box is beyond its sandbox, and what is done with one, for REST and MCP alike.
+//!
+//! - [`record`]: what is kept of a box, also after it has ended.
+//! - [`agents`]: the conversations that use boxes.
+//! - [`start`]: making one, or bringing one back.
+//! - [`view`]: telling about one.
+//! - [`act`]: calls that act on one, each of which is use from its start to its end.
+//! - [`exec`], [`procs`]: commands and processes.
+//! - [`services`]: names, addresses and URLs.
+//! - [`keep`]: what happens to boxes by themselves.
+//!
+//! # Not here
+//!
+//! When a box is frozen, thawed or stopped for good: its host decides, by the same engine as for sandboxes.
+
+mod act;
+mod agents;
+mod exec;
+mod keep;
+mod procs;
+mod record;
+mod services;
+mod start;
+mod view;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::Duration;
+
+use api::SandboxId;
+use api::boxes::BoxLimits;
+use tokio::time::Instant;
+
+pub(crate) use act::{Acting, act, stop, wake};
+pub(crate) use agents::{Agent, AgentId, Agents};
+pub(crate) use exec::{Way, exec};
+pub(crate) use keep::{keep, settle};
+pub(crate) use procs::procs;
+pub(crate) use record::{BoxRecord, Ended};
+pub(crate) use services::{first_service, target_of};
+pub(crate) use start::{Asked, NewBox, start};
+pub(crate) use view::{events, list, status};
+
+use crate::catalogue::Catalogue;
+use crate::failure::Failure;
+
+/// The account that everything belongs to unless a key says otherwise.
+pub(crate) const ACCOUNT_DEFAULT: &str = "default";
+
+/// How boxes are set up.
+#[derive(Clone, Debug)]
+pub struct BoxSettings {
+    /// Virtual processors of a unit (T3).
+    pub unit_cpus: u32,
+    /// Memory of a unit, MiB.
+    pub unit_memory_mib: u32,
+    /// When a box is frozen and stopped.
+    pub limits: BoxLimits,
+    /// How long a page load that thaws a box is held before it gets the waking page (B18).
+    pub page_hold: Duration,
+    /// Within so long a box is asked to wake by page loads once (B18).
+    pub wake_every: Duration,
+    /// Silent for so long a conversation is gone (B35).
+    pub agent_silence: Duration,
+}
+
+impl Default for BoxSettings {
+    /// As the B-rules have it.
+    fn default() -> Self {
+        Self {
+            unit_cpus: 2,
+            unit_memory_mib: 8192,
+            limits: BoxLimits::default(),
+            page_hold: Duration::from_secs(1),
+            wake_every: Duration::from_secs(15),
+            agent_silence: Duration::from_mins(3),
+        }
+    }
+}
+
+/// Who calls.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Who {
+    /// Whose boxes these are.
+    pub(crate) account: String,
+    /// The conversation that it comes from.
+    pub(crate) agent: Option<AgentId>,
+}
+
+/// All boxes.
+pub(crate) struct Boxes {
+    pub(crate) settings: BoxSettings,
+    records: RwLock<HashMap<SandboxId, BoxRecord>>,
+    pub(crate) agents: Agents,
+    /// When a page load has last asked a box to wake.
+    asked: Mutex<HashMap<SandboxId, Instant>>,
+}
+
+impl Boxes {
+    /// Reads what is kept.
+    pub(crate) async fn load(
+        catalogue: &Catalogue,
+        settings: BoxSettings,
+    ) -> Result<Self, Failure> {
+        let records = catalogue.boxes().await?;
+        let records = records.into_iter().map(|record| (record.id.clone(), record)).collect();
+        let agents = Agents::load(catalogue, settings.agent_silence).await?;
+        Ok(Self { settings, records: RwLock::new(records), agents, asked: Mutex::default() })
+    }
+
+    /// What is kept of a box.
+    pub(crate) fn record(&self, id: &SandboxId) -> Option<BoxRecord> {
+        self.read().get(id).cloned()
+    }
+
+    /// All of an account, oldest first.
+    pub(crate) fn of_account(&self, account: &str) -> Vec<BoxRecord> {
+        let records = self.read();
+        let mut all: Vec<_> =
+            records.values().filter(|record| record.account == account).cloned().collect();
+        all.sort_by(|a, b| (a.created_ms, &a.id).cmp(&(b.created_ms, &b.id)));
+        all
+    }
+
+    /// All that have not ended.
+    pub(crate) fn live(&self) -> Vec<BoxRecord> {
+        self.read().values().filter(|record| record.ended.is_none()).cloned().collect()
+    }
+
+    /// Keeps a box as it is now.
+    pub(crate) async fn keep(
+        &self,
+        catalogue: &Catalogue,
+        record: BoxRecord,
+    ) -> Result<(), Failure> {
+        catalogue.keep_box(&record).await?;
+        self.write().insert(record.id.clone(), record);
+        Ok(())
+    }
+
+    /// Changes what is kept of a box. Nothing, where none is.
+    pub(crate) async fn change(
+        &self,
+        catalogue: &Catalogue,
+        id: &SandboxId,
+        change: impl FnOnce(&mut BoxRecord),
+    ) -> Result<(), Failure> {
+        let Some(mut record) = self.record(id) else { return Ok(()) };
+        change(&mut record);
+        self.keep(catalogue, record).await
+    }
+
+    /// Forgets a box.
+    pub(crate) async fn forget(
+        &self,
+        catalogue: &Catalogue,
+        id: &SandboxId,
+    ) -> Result<(), Failure> {
+        catalogue.forget_box(id).await?;
+        self.write().remove(id);
+        Ok(())
+    }
+
+    /// Whether a page load may ask this box to wake now; from then on none may for a while (B18).
+    pub(crate) fn may_ask(&self, id: &SandboxId) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        asked.retain(|_, at| now.duration_since(*at) < self.settings.wake_every);
+        if asked.contains_key(id) {
+            return false;
+        }
+        asked.insert(id.clone(), now);
+        true
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<SandboxId, BoxRecord>> {
+        self.records.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, BoxRecord>> {
+        self.records.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,99 @@
+//! The processes of a box, as its own programs tell them.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use api::ApiError;
+use api::boxes::act::{BoxExec, BoxProcess, BoxProcesses};
+
+use super::exec::{self, Way};
+use super::{Who, exec as run};
+use crate::App;
+use crate::failure::Failure;
+
+/// How long the listing may take.
+const WAIT: Duration = Duration::from_secs(30);
+/// Most bytes of the listing.
+const BYTES_MAX: u64 = 1024 * 1024;
+/// Stands between the two lists.
+const BETWEEN: &str = "--listening--";
+
+/// Lists them.
+pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses, Failure> {
+    let command = format!("ps -eo pid=,ppid=,rss=,cputimes=,args= && echo {BETWEEN} && ss -ltnpH");
+    let request = BoxExec { command: Some(command), ..BoxExec::default() };
+    let listed = run(app, who, id, Way { bytes: BYTES_MAX, waits: Some(WAIT) }, request).await?;
+    if let Some(error) = exec::failed(&listed, "listing its processes") {
+        return Err(error.into());
+    }
+    Ok(BoxProcesses { processes: parse(&listed.output)? })
+}
+
+fn parse(text: &str) -> Result<Vec<BoxProcess>, ApiError> {
+    let (processes, listening) = text.split_once(BETWEEN).ok_or_else(|| {
+        ApiError::new(api::Code::Internal, "the box told its processes in another form")
+    })?;
+    let mut listens = listens(listening);
+    let process = |line: &str| {
+        let mut words = line.split_ascii_whitespace();
+        let mut number = || words.next()?.parse::<u64>().ok();
+        let (pid, ppid, rss_kib, cpu_sec) = (number()?, number()?, number()?, number()?);
+        let command = words.collect::<Vec<_>>().join(" ");
+        let pid = u32::try_from(pid).ok()?;
+        Some(BoxProcess {
+            pid,
+            ppid: u32::try_from(ppid).ok()?,
+            memory_mib: rss_kib.div_ceil(1024),
+            cpu_sec,
+            listens: listens.remove(&pid).unwrap_or_default(),
+            command,
+        })
+    };
+    // Kernel threads have no memory of their own, and the listing itself is not told.
+    let own = |process: &BoxProcess| process.memory_mib > 0 && !process.command.contains(BETWEEN);
+    let ours = |process: &BoxProcess| !process.command.starts_with("ps -eo pid=,ppid=");
+    Ok(processes.lines().filter_map(process).filter(|one| own(one) && ours(one)).collect())
+}
+
+/// The ports on which each process listens.
+fn listens(text: &str) -> HashMap<u32, Vec<u16>> {
+    let mut found: HashMap<u32, Vec<u16>> = HashMap::new();
+    for line in text.lines() {
+        // `LISTEN 0 5 0.0.0.0:8000 0.0.0.0:* users:(("python3",pid=412,fd=3))`
+        let Some(port) = line
+            .split_ascii_whitespace()
+            .nth(3)
+            .and_then(|address| address.rsplit_once(':')?.1.parse::<u16>().ok())
+        else {
+            continue;
+        };
+        for pid in line.split("pid=").skip(1).filter_map(|rest| {
+            rest.split(|char: char| !char.is_ascii_digit()).next()?.parse::<u32>().ok()
+        }) {
+            let ports = found.entry(pid).or_default();
+            if !ports.contains(&port) {
+                ports.push(port);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_are_told_with_the_ports_on_which_they_listen() {
+        let text = "      1       0  3100     0 /sbin/init\n    412       1 20480    12 python3 -m http.server 8000\n\
+                    --listening--\nLISTEN 0 5 0.0.0.0:8000 0.0.0.0:* users:((\"python3\",pid=412,fd=3))\n\
+                    LISTEN 0 5 [::]:8001 [::]:* users:((\"python3\",pid=412,fd=4),(\"x\",pid=1,fd=1))\n";
+        let found = parse(text).expect("understood");
+        assert_eq!(found.len(), 2);
+        assert_eq!((found[1].pid, found[1].memory_mib, found[1].cpu_sec), (412, 20, 12));
+        assert_eq!(found[1].command, "python3 -m http.server 8000");
+        assert_eq!(found[1].listens, [8000, 8001]);
+        assert_eq!(found[0].listens, [8001]);
+        parse("nonsense").expect_err("another form");
+    }
+}

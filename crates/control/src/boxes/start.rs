@@ -1,0 +1,337 @@
+//! Starting a box, or bringing one back (T1-T19, B27).
+
+use std::time::Duration;
+
+use api::boxes::start::{
+    GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX,
+    WAIT_FOR_CAPACITY_SEC_MAX,
+};
+use api::boxes::{BoxLimits, BoxStatus};
+use api::{ApiError, Code};
+use tokio::time::Instant;
+
+use super::{BoxRecord, Who, act, services, view};
+use crate::App;
+use crate::failure::Failure;
+use crate::make::{Order, make};
+
+/// Between two tries while there is no room (T15).
+const TRY_EVERY: Duration = Duration::from_secs(15);
+/// Languages that every box has; naming them changes nothing (T4).
+const ALWAYS_THERE: [&str; 6] = ["go", "node", "nodejs", "python", "python3", "python-3.11"];
+/// Most names of secrets and toolchains.
+const NAMES_MAX: usize = 64;
+
+/// How a start is asked for, beside what is asked for.
+#[derive(Default)]
+pub(crate) struct Asked<'a> {
+    /// `Idempotency-Key`.
+    pub(crate) key: Option<&'a str>,
+    /// A tool asks: then the goal is required (T1).
+    pub(crate) by_tool: bool,
+    /// How long the client can wait for this one call; `None`: as long as it likes.
+    pub(crate) client_waits: Option<Duration>,
+}
+
+/// Told while there is no room.
+pub(crate) type Progress<'a> = &'a (dyn Fn(String) + Send + Sync);
+
+/// A box that was started.
+pub(crate) struct Started {
+    pub(crate) body: StartedBox,
+    /// It is the answer of an earlier request.
+    pub(crate) replayed: bool,
+}
+
+/// What is to be made, checked and completed.
+#[derive(Clone, Debug)]
+pub(crate) struct NewBox {
+    /// Without id, key and time, which are drawn later.
+    pub(crate) account: String,
+    pub(crate) agent: Option<super::AgentId>,
+    pub(crate) spec: StartBox,
+    pub(crate) size: u32,
+    pub(crate) cpus: u32,
+    pub(crate) memory_mib: u32,
+    pub(crate) external: Vec<usize>,
+    pub(crate) limits: BoxLimits,
+}
+
+/// What an answer says beside the box.
+#[derive(Default)]
+struct Notes {
+    toolchains: Option<String>,
+    idle_timeout: Option<String>,
+}
+
+/// Starts a box; waits for room as long as the request says.
+pub(crate) async fn start(
+    app: &App,
+    who: &Who,
+    asked: Asked<'_>,
+    request: StartBox,
+    progress: Progress<'_>,
+) -> Result<Started, Failure> {
+    check_goal(&request, asked.by_tool)?;
+    if let Some(id) = &request.restore {
+        return restore(app, who, id, request.goal.as_deref()).await;
+    }
+    let waits = wait(&request, asked.client_waits)?;
+    let (new, notes) = complete(app, who, request)?;
+    let begun = Instant::now();
+    loop {
+        match make(app, asked.key, Order::Box(Box::new(new.clone()))).await {
+            Ok(made) => {
+                let id = made.sandboxes.first().map(|sandbox| sandbox.id.clone());
+                let id = id.ok_or_else(|| ApiError::new(Code::Internal, "none was made"))?;
+                let started = view::status(app, who, id.as_str()).await?;
+                let next = next(&started);
+                let body = StartedBox {
+                    started,
+                    toolchains_note: notes.toolchains,
+                    idle_timeout_note: notes.idle_timeout,
+                    next,
+                };
+                return Ok(Started { body, replayed: made.replayed });
+            }
+            Err(failure) => {
+                let error = failure.into_api_error();
+                if error.code != Code::NoCapacity {
+                    return Err(error.into());
+                }
+                let waited = begun.elapsed();
+                if waited + TRY_EVERY > waits {
+                    return Err(no_room(&error, waited, waits).into());
+                }
+                progress(format!(
+                    "No room for the box yet: {}. Waited {} of {}; trying again in {}.",
+                    error.error,
+                    short(waited),
+                    short(waits),
+                    short(TRY_EVERY)
+                ));
+                tokio::time::sleep(TRY_EVERY).await;
+            }
+        }
+    }
+}
+
+fn no_room(error: &ApiError, waited: Duration, waits: Duration) -> ApiError {
+    let mut text =
+        format!("no box capacity right now: {}. No box was created by this call.", error.error);
+    if !waits.is_zero() {
+        text = format!("{text} Waited {} and gave up: nothing became free.", short(waited));
+    }
+    ApiError::new(Code::NoCapacity, text).hint(
+        "try again in about 5 minutes, give `waitForCapacitySec`, or stop a box that is no longer needed",
+    )
+}
+
+/// A time as `45s` or `5m0s`.
+fn short(time: Duration) -> String {
+    let seconds = time.as_secs();
+    if seconds < 60 { format!("{seconds}s") } else { format!("{}m{}s", seconds / 60, seconds % 60) }
+}
+
+fn wait(request: &StartBox, client: Option<Duration>) -> Result<Duration, ApiError> {
+    let seconds = request.wait_for_capacity_sec.unwrap_or(0);
+    if seconds > WAIT_FOR_CAPACITY_SEC_MAX {
+        return Err(crate::validate::out_of_range(
+            "waitForCapacitySec",
+            seconds,
+            0,
+            WAIT_FOR_CAPACITY_SEC_MAX,
+        ));
+    }
+    let asked = Duration::from_secs(seconds);
+    Ok(client.map_or(asked, |client| asked.min(client)))
+}
+
+fn check_goal(request: &StartBox, by_tool: bool) -> Result<(), ApiError> {
+    let blank = request.goal.as_deref().is_none_or(|goal| goal.trim().is_empty());
+    if by_tool && blank {
+        return Err(ApiError::invalid(
+            "goal",
+            "goal is required: one or two sentences, in the language the person reads, on why this box exists and what done \
+             looks like. The person sees it on the box's card, and whoever picks the box up if this conversation is closed \
+             reads it in sandbox_status. Call sandbox_start again with goal set.",
+        ));
+    }
+    Ok(())
+}
+
+fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Notes), ApiError> {
+    let mut notes = Notes::default();
+    if let Some(name) = &request.name {
+        let count = name.chars().count();
+        if name.trim().is_empty() || count > TITLE_CHARS_MAX {
+            let text = format!("`name`: {count} characters");
+            return Err(
+                ApiError::invalid("name", text).hint(format!("1-{TITLE_CHARS_MAX}, not blank"))
+            );
+        }
+    }
+    request.goal = request
+        .goal
+        .map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>())
+        .filter(|goal| !goal.is_empty());
+    let size = request.size.unwrap_or(1);
+    if !SIZES.contains(&size) {
+        let text = format!("`size`: {size} is no size");
+        return Err(ApiError::invalid("size", text).hint("1, 2, 4 or 8"));
+    }
+    services::check(&request.services)?;
+    check_links(app, who, &request)?;
+    if let Some(url) = &request.external_base_url {
+        request.external_base_url = Some(services::check_external(url)?);
+    }
+    notes.toolchains = check_toolchains(&mut request.toolchains)?;
+    if request.secrets.len() > NAMES_MAX {
+        let text = format!("`secrets`: {} of them", request.secrets.len());
+        return Err(ApiError::invalid("secrets", text).hint(format!("at most {NAMES_MAX}")));
+    }
+    let minutes = request.idle_timeout_min.unwrap_or(0);
+    if minutes > IDLE_TIMEOUT_MIN_MAX {
+        notes.idle_timeout = Some(format!(
+            "idleTimeoutMin was cut to {IDLE_TIMEOUT_MIN_MAX}, which is a week and the most there is"
+        ));
+    }
+    let minutes = minutes.min(IDLE_TIMEOUT_MIN_MAX);
+    request.idle_timeout_min = (minutes > 0).then_some(minutes);
+    request.wait_for_capacity_sec = None;
+    let settings = &app.boxes().settings;
+    let limits = BoxLimits {
+        idle_timeout_ms: (minutes > 0).then_some(minutes * 60_000),
+        ..settings.limits.clone()
+    };
+    // With a base every service that is here starts there (T11).
+    let external = match request.external_base_url {
+        Some(_) => {
+            let services = request.services.iter().enumerate();
+            services.filter(|(_, service)| service.is_here()).map(|(place, _)| place).collect()
+        }
+        None => Vec::new(),
+    };
+    let new = NewBox {
+        account: who.account.clone(),
+        agent: who.agent.clone(),
+        size,
+        cpus: settings.unit_cpus * size,
+        memory_mib: settings.unit_memory_mib * size,
+        external,
+        limits,
+        spec: request,
+    };
+    Ok((new, notes))
+}
+
+/// Links lead to boxes of the same account that have not ended (T10).
+fn check_links(app: &App, who: &Who, request: &StartBox) -> Result<(), ApiError> {
+    for (place, service) in request.services.iter().enumerate() {
+        let Some(id) = &service.from_box else { continue };
+        let record = id.parse().ok().and_then(|id| app.boxes().record(&id));
+        let lives = record.is_some_and(|box_| box_.account == who.account && box_.ended.is_none());
+        if !lives {
+            let field = format!("services[{place}].fromBox");
+            return Err(ApiError::invalid(&field, format!("`{field}`: there is no such box"))
+                .hint("sandbox_list (GET /v1/boxes) shows the boxes that there are"));
+        }
+    }
+    Ok(())
+}
+
+fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiError> {
+    if toolchains.len() > NAMES_MAX {
+        let text = format!("`toolchains`: {} of them", toolchains.len());
+        return Err(ApiError::invalid("toolchains", text).hint(format!("at most {NAMES_MAX}")));
+    }
+    let (always, other): (Vec<String>, Vec<String>) =
+        toolchains.drain(..).partition(|name| ALWAYS_THERE.contains(&name.as_str()));
+    if let Some(name) = other.first() {
+        let place = always.len();
+        let field = format!("toolchains[{place}]");
+        let text = format!("`toolchains`: this host's image has no toolchain `{name}`");
+        return Err(ApiError::invalid(&field, text)
+            .hint("leave it out; Python 3.11 is there without being named, others can be installed in the box"));
+    }
+    Ok((!always.is_empty()).then(|| {
+        format!(
+            "{} need not be named: what of these the image has is always there",
+            always.join(", ")
+        )
+    }))
+}
+
+fn next(started: &api::boxes::view::BoxView) -> String {
+    let copy = "Copy your project into /work with sandbox_sync, then run it with sandbox_exec (background: true for servers)";
+    match (&started.web_url, started.services.is_empty()) {
+        (Some(url), _) => format!("{copy}; a person opens it at {url}"),
+        (None, false) => format!("{copy}; its services are reached by their names inside the box."),
+        (None, true) => format!("{copy}. No service is declared, so its URL answers 503."),
+    }
+}
+
+/// Brings back a box that was stopped for idleness (B27, T14).
+async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<Started, Failure> {
+    let record = act::find(app, who, id)?;
+    let known = view::known(app, &record).await?;
+    let stopped = known.as_ref().and_then(|(_, life)| life.stopped_unix_ms).is_some();
+    if !stopped {
+        let (text, hint) = match known {
+            Some(_) => (
+                format!("box {id} is not stopped: there is nothing to bring back"),
+                "call it as it is; what acts on it thaws it",
+            ),
+            None => (
+                format!("box {id} keeps no copy that could be brought back"),
+                "start a new one with sandbox_start, without `restore`",
+            ),
+        };
+        return Err(ApiError::new(Code::BoxStopped, text).hint(hint).into());
+    }
+    app.host().restore(&record.id).await?;
+    let goal = goal.map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>());
+    let (boxes, agent) = (app.boxes(), who.agent.clone());
+    boxes
+        .change(app.catalogue(), &record.id, |record| {
+            record.spec.goal = goal.filter(|goal| !goal.is_empty()).or(record.spec.goal.take());
+            record.agent = agent.or(record.agent.take());
+        })
+        .await?;
+    let started = view::status(app, who, id).await?;
+    let next = if started.status == BoxStatus::Frozen {
+        "It is back as it was when it froze: /work, programs, id and URLs. No host has room to run it just now, so it is frozen; \
+         the next call that acts on it thaws it."
+    } else {
+        "It is back as it was when it froze, and running: /work, programs, id and URLs. A phone that was attached is not."
+    };
+    let body = StartedBox {
+        started,
+        toolchains_note: None,
+        idle_timeout_note: None,
+        next: next.to_owned(),
+    };
+    Ok(Started { body, replayed: false })
+}
+
+impl NewBox {
+    /// What is kept of it, once its id is drawn.
+    pub(crate) fn record(&self, entry: &crate::catalogue::Entry) -> BoxRecord {
+        BoxRecord {
+            id: entry.id.clone(),
+            account: self.account.clone(),
+            spec: self.spec.clone(),
+            size: self.size,
+            cpus: self.cpus,
+            memory_mib: self.memory_mib,
+            key: entry.link_key.clone(),
+            external: self.external.clone(),
+            agent: self.agent.clone(),
+            created_ms: entry.created_ms,
+            last_used_ms: entry.created_ms,
+            timeline: Vec::new(),
+            stop_reason: None,
+            ended: None,
+        }
+    }
+}

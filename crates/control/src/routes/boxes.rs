@@ -1,0 +1,338 @@
+//! Boxes (B- and T-rules): starting, listing, acting on and stopping them.
+
+use std::convert::Infallible;
+
+use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses};
+use api::boxes::start::{StartBox, StartedBox};
+use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat};
+use api::host::Answer;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+
+use super::sandboxes::{idempotency_key, say_replayed};
+use super::to_the_end;
+use crate::App;
+use crate::answer::{Timed, add_wake};
+use crate::boxes::{self, ACCOUNT_DEFAULT, AgentId, Asked, Way, Who};
+use crate::failure::Failure;
+use crate::input::{BoxId, JsonBody, Query, body_reader};
+use crate::openapi::Raw;
+
+/// Names the conversation that a call comes from (B35).
+const AGENT_HEADER: &str = "x-psbx-agent";
+/// Bytes of output in an answer, unless asked otherwise.
+const OUTPUT_BYTES: u64 = 1024 * 1024;
+
+impl FromRequestParts<App> for Who {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
+        // A header that breaks the rule is ignored (B35).
+        let agent = parts.headers.get(AGENT_HEADER).and_then(|id| id.to_str().ok()?.parse().ok());
+        Ok(Self { account: ACCOUNT_DEFAULT.to_owned(), agent })
+    }
+}
+
+/// Start a box
+///
+/// Answers when it can be used: in a second or so. With `restore` it brings back a box that was stopped for idleness, as it was when
+/// it froze. With an `Idempotency-Key` the same request may be sent again: it makes one box.
+#[utoipa::path(
+    post, path = "/v1/boxes", tag = "boxes", operation_id = "start_box",
+    params(
+        ("X-Psbx-Agent" = Option<String>, Header, description = "The conversation that this comes from: 1-64 of letters, digits, `-`, `_`", example = "c-7Qx2"),
+        ("Idempotency-Key" = Option<String>, Header, description = "Any text of at most 255 visible characters", example = "box-17"),
+    ),
+    request_body(content = StartBox, description = "What it shall be; may be left out"),
+    responses((status = 201, description = "It can be used", body = StartedBox)),
+)]
+pub(crate) async fn start(
+    State(app): State<App>,
+    who: Who,
+    headers: HeaderMap,
+    JsonBody(request): JsonBody<StartBox>,
+) -> Result<Response, Failure> {
+    let key = idempotency_key(&headers)?.map(str::to_owned);
+    let started = to_the_end(async move {
+        let asked = Asked { key: key.as_deref(), ..Asked::default() };
+        boxes::start(&app, &who, asked, request, &|_| {}).await
+    })
+    .await?;
+    let mut response = (StatusCode::CREATED, Json(started.body)).into_response();
+    if started.replayed {
+        say_replayed(&mut response);
+    }
+    Ok(response)
+}
+
+/// Which boxes.
+#[derive(Debug, Default, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// Also those that have ended within the last week: `1` or `true`.
+    #[param(inline, example = "1")]
+    all: Option<Flag>,
+}
+
+/// `1`, `true`, `0` or `false`.
+#[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
+enum Flag {
+    #[serde(rename = "1")]
+    One,
+    #[serde(rename = "true")]
+    True,
+    #[serde(rename = "0")]
+    Zero,
+    #[serde(rename = "false")]
+    False,
+}
+
+/// List boxes
+///
+/// Oldest first. No use of any of them.
+#[utoipa::path(
+    get, path = "/v1/boxes", tag = "boxes", operation_id = "list_boxes", params(ListQuery),
+    responses((status = 200, description = "The boxes", body = BoxList)),
+)]
+pub(crate) async fn list(
+    State(app): State<App>,
+    who: Who,
+    Query(query): Query<ListQuery>,
+) -> Json<BoxList> {
+    let all = matches!(query.all, Some(Flag::One | Flag::True));
+    Json(boxes::list(&app, &who, all).await)
+}
+
+/// Tell about a box
+///
+/// What it is, what it does and why, when it is frozen and stopped. No use of it.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}", tag = "boxes", operation_id = "get_box",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    responses((status = 200, description = "The box", body = BoxView)),
+)]
+pub(crate) async fn view(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+) -> Result<Json<BoxView>, Failure> {
+    Ok(Json(boxes::status(&app, &who, &id).await?))
+}
+
+/// Stop a box for good
+///
+/// `/work` and all else in it is gone; a frozen one is not thawed for it. It stays in the list for a week. One that has ended already
+/// is a success.
+#[utoipa::path(
+    delete, path = "/v1/boxes/{id}", tag = "boxes", operation_id = "stop_box",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    responses((status = 204, description = "It has ended")),
+)]
+pub(crate) async fn stop(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+) -> Result<StatusCode, Failure> {
+    to_the_end(async move { boxes::stop(&app, &who, &id, "stopped by a request").await }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Thaw a box
+///
+/// Which is use of it: it stays awake for ten minutes. One that is awake is a success.
+#[utoipa::path(
+    post, path = "/v1/boxes/{id}/wake", tag = "boxes", operation_id = "wake_box",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    responses((status = 200, description = "The box, awake", body = BoxView)),
+)]
+pub(crate) async fn wake(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+) -> Result<Timed<BoxView>, Failure> {
+    let woke_ms = boxes::wake(&app, &who, &id).await?;
+    Ok(Timed(Answer { value: boxes::status(&app, &who, &id).await?, woke_ms }))
+}
+
+/// Tell what happened to a box
+///
+/// Every change of its state, with time and reason; kept as long as the box is listed.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}/events", tag = "boxes", operation_id = "box_events",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    responses((status = 200, description = "The timeline", body = BoxEvents)),
+)]
+pub(crate) async fn events(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+) -> Result<Json<BoxEvents>, Failure> {
+    Ok(Json(boxes::events(&app, &who, &id)?))
+}
+
+/// Run a command in a box
+///
+/// Waits for its end, for at most `waitSec`; then it runs on, and the same call with `execId` and `offset` reads on. With `background`
+/// it answers at once. Use of the box until it answers.
+#[utoipa::path(
+    post, path = "/v1/boxes/{id}/exec", tag = "boxes", operation_id = "box_exec",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    request_body(content = BoxExec, description = "The command, or which one to read on"),
+    responses((status = 200, description = "What came of it so far", body = BoxExecResult)),
+)]
+pub(crate) async fn exec(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    JsonBody(request): JsonBody<BoxExec>,
+) -> Result<Json<BoxExecResult>, Failure> {
+    let way = Way { bytes: OUTPUT_BYTES, waits: None };
+    Ok(Json(boxes::exec(&app, &who, &id, way, request).await?))
+}
+
+/// List the processes of a box
+///
+/// With the ports on which they listen. Use of the box.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}/procs", tag = "boxes", operation_id = "box_procs",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    responses((status = 200, description = "The processes", body = BoxProcesses)),
+)]
+pub(crate) async fn procs(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+) -> Result<Json<BoxProcesses>, Failure> {
+    Ok(Json(boxes::procs(&app, &who, &id).await?))
+}
+
+/// Where in a box.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct PathQuery {
+    /// An absolute path.
+    #[param(example = "/work/app.py")]
+    path: String,
+}
+
+/// Read a file of a box
+///
+/// Its bytes, of any size. Use of the box until the last byte.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}/files", tag = "boxes", operation_id = "box_get",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
+    responses((status = 200, description = "The bytes", body = Raw, content_type = "application/octet-stream")),
+)]
+pub(crate) async fn read(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    Query(PathQuery { path }): Query<PathQuery>,
+) -> Result<Response, Failure> {
+    crate::validate::path("path", &path)?;
+    let acting = boxes::act(&app, &who, &id, "sandbox_get").await?;
+    let file = app.host().file_read(&acting.record.id, &path, 0, None).await?;
+    let (info, bytes) = file.value;
+    let mut response = super::files::bytes(&info, bytes, acting);
+    add_wake(response.headers_mut(), file.woke_ms);
+    Ok(response)
+}
+
+/// Read a tree of a box
+///
+/// A folder (or file) as a tar stream. Use of the box until the last byte.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}/tree", tag = "boxes", operation_id = "box_pull",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
+    responses((status = 200, description = "A tar archive", body = Raw, content_type = "application/x-tar")),
+)]
+pub(crate) async fn pull(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    Query(PathQuery { path }): Query<PathQuery>,
+) -> Result<Response, Failure> {
+    crate::validate::path("path", &path)?;
+    let acting = boxes::act(&app, &who, &id, "sandbox_pull").await?;
+    let tree = app.host().tree_read(&acting.record.id, &path).await?;
+    let mut response = super::files::tree(tree.value, acting);
+    add_wake(response.headers_mut(), tree.woke_ms);
+    Ok(response)
+}
+
+/// Write a tree into a box
+///
+/// Unpacks a tar stream below a folder, which is made if it is not there. What is there and not in the archive stays. Use of the box
+/// until it answers.
+#[utoipa::path(
+    put, path = "/v1/boxes/{id}/tree", tag = "boxes", operation_id = "box_push",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
+    request_body(content = Raw, content_type = "application/x-tar", description = "A tar archive"),
+    responses((status = 200, description = "It is there", body = Done)),
+)]
+pub(crate) async fn push(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    Query(PathQuery { path }): Query<PathQuery>,
+    body: Body,
+) -> Result<Json<Done>, Failure> {
+    crate::validate::path("path", &path)?;
+    let acting = boxes::act(&app, &who, &id, "sandbox_sync").await?;
+    app.host().tree_write(&acting.record.id, &path, body_reader(body)).await?;
+    Ok(Json(Done { ok: true }))
+}
+
+/// Say that a conversation is there
+///
+/// Once a minute; silent for three minutes it is gone. After a leave: it is back.
+#[utoipa::path(
+    post, path = "/v1/agents/{id}/heartbeat", tag = "boxes", operation_id = "agent_heartbeat",
+    params(("id" = String, Path, description = "The conversation: 1-64 of letters, digits, `-`, `_`", example = "c-7Qx2")),
+    request_body(content = Heartbeat, description = "What it runs in; may be left out"),
+    responses((status = 200, description = "Heard", body = Done)),
+)]
+pub(crate) async fn heartbeat(
+    State(app): State<App>,
+    AgentPath(id): AgentPath,
+    JsonBody(request): JsonBody<Heartbeat>,
+) -> Result<Json<Done>, Failure> {
+    app.boxes().agents.heartbeat(app.catalogue(), &id, request.client.as_deref()).await?;
+    Ok(Json(Done { ok: true }))
+}
+
+/// Say that a conversation has ended
+///
+/// The boxes that it used are told as left. A heartbeat afterwards: it is back.
+#[utoipa::path(
+    post, path = "/v1/agents/{id}/leave", tag = "boxes", operation_id = "agent_leave",
+    params(("id" = String, Path, description = "The conversation: 1-64 of letters, digits, `-`, `_`", example = "c-7Qx2")),
+    responses((status = 200, description = "Heard", body = Done)),
+)]
+pub(crate) async fn leave(
+    State(app): State<App>,
+    AgentPath(id): AgentPath,
+) -> Result<Json<Done>, Failure> {
+    app.boxes().agents.leave(app.catalogue(), &id).await?;
+    Ok(Json(Done { ok: true }))
+}
+
+/// The conversation that the path names.
+pub(crate) struct AgentPath(AgentId);
+
+impl FromRequestParts<App> for AgentPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Failure> {
+        let given = crate::input::path_param(parts, app, "id").await?;
+        Ok(Self(given.parse()?))
+    }
+}

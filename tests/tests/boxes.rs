@@ -1,0 +1,415 @@
+//! Boxes: used, frozen, thawed, stopped for good, and brought back, on real guests.
+
+use std::net::TcpStream;
+
+use e2e::boxes::{
+    self, PAGE_LOAD, call, done, get, serve_counter, set_up, sh, start, view, wait_status,
+};
+use e2e::{isolated, proc, test_name, until};
+use serde_json::{Value, json};
+
+fn id_of(box_: &Value) -> String {
+    box_["id"].as_str().expect("an id").to_owned()
+}
+
+fn web_box(lab: &e2e::Lab) -> (String, String) {
+    let services = json!([{ "name": "web.internal", "port": 8000, "web": true }, { "name": "api.internal", "port": 9000 }]);
+    let started = start(lab, &json!({ "goal": "count", "services": services }));
+    (id_of(&started), started["webUrl"].as_str().expect("a URL").to_owned())
+}
+
+#[test]
+fn b08_b16_b18_a_box_freezes_and_a_page_load_thaws_it_with_nothing_lost() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "3"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "3"),
+                ("DORMOUSE_BOX_PAGE_HOLD_MS", "30000"),
+            ],
+        );
+        let (id, url) = web_box(lab);
+        serve_counter(lab, &id, 8000);
+        let first = get(&url, "GET", &[]);
+        assert_eq!(first.status, 200, "{}", first.head);
+        let words: Vec<&str> = first.body.split(' ').collect();
+        assert_eq!(words[0], "1");
+        assert_eq!(words[2], "127.0.0.1:8000", "T18: Host");
+        assert!(url.contains(words[3]), "T18: X-Forwarded-Host");
+        let frozen = wait_status(lab, &id, "frozen");
+        assert_eq!(
+            proc::qemus_below(&lab.data()),
+            Vec::<i32>::new(),
+            "a frozen box has no process"
+        );
+        assert!(frozen["stopsAt"].is_string() && frozen["freeze"].is_null(), "B25: {frozen}");
+
+        // B19: nothing else thaws it, and nothing else is held.
+        for (method, headers) in [
+            ("GET", vec![]),
+            ("GET", vec![("Sec-Fetch-Mode", "cors"), ("Accept", "text/html")]),
+            ("POST", vec![("Sec-Fetch-Mode", "navigate")]),
+            ("GET", vec![("Upgrade", "websocket"), ("Connection", "upgrade")]),
+        ] {
+            let answer = get(&url, method, &headers);
+            assert_eq!(answer.status, 503, "{method} {headers:?}");
+            assert_eq!(answer.body, r#"{"error":"box is frozen","status":"frozen"}"#);
+        }
+        // B4: telling about it is no use.
+        done(lab, "GET", "/v1/boxes", &Value::Null);
+        assert_eq!(view(lab, &id)["status"], "frozen");
+
+        let thawed = get(&url, "GET", &PAGE_LOAD);
+        assert_eq!(thawed.status, 200, "{}", thawed.body);
+        let again: Vec<&str> = thawed.body.split(' ').collect();
+        assert_eq!(
+            (again[0], again[1]),
+            ("2", words[1]),
+            "the same process, the count in its memory"
+        );
+        assert_eq!(view(lab, &id)["webUrl"], url.as_str(), "B16: the same URL");
+        let timeline = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+        let statuses: Vec<_> = timeline["events"]
+            .as_array()
+            .expect("B2")
+            .iter()
+            .map(|event| event["status"].clone())
+            .collect();
+        assert!(statuses.iter().any(|status| status == "frozen"), "{timeline}");
+        // S-face and B-face do not know each other (B44).
+        let answer = call(lab, "GET", &format!("/v1/sandboxes/{id}"), &Value::Null);
+        assert_eq!(answer.0, 404, "{}", answer.1);
+        assert_eq!(lab.json(&["sandboxes", "list"]), json!([]));
+    });
+}
+
+#[test]
+fn b18_the_waking_page_comes_where_a_page_load_would_have_to_wait() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "2"),
+                ("DORMOUSE_BOX_PAGE_HOLD_MS", "0"),
+            ],
+        );
+        let (id, url) = web_box(lab);
+        serve_counter(lab, &id, 8000);
+        wait_status(lab, &id, "frozen");
+        let headers = [PAGE_LOAD[0], PAGE_LOAD[1], ("Accept-Language", "ja,en;q=0.5")];
+        let page = get(&url, "GET", &headers);
+        assert_eq!(page.status, 503, "{}", page.head);
+        assert_eq!(page.header("retry-after"), Some("3"));
+        assert_eq!(page.header("cache-control"), Some("no-store"));
+        assert!(
+            page.body.contains("自動で再読み込み") && page.body.contains("http-equiv=\"refresh\""),
+            "{}",
+            page.body
+        );
+        // It goes on by itself: reloading is answered by the app.
+        let answer = until("the app answers", || {
+            let answer = get(&url, "GET", &PAGE_LOAD);
+            (answer.status == 200).then_some(answer)
+        });
+        assert!(answer.body.starts_with("1 "), "{}", answer.body);
+    });
+}
+
+#[test]
+fn b23_b27_stopped_for_good_it_can_be_brought_back_as_it_was() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "2"),
+                ("DORMOUSE_BOX_STOP_AFTER_SECONDS", "3"),
+            ],
+        );
+        let (id, url) = web_box(lab);
+        serve_counter(lab, &id, 8000);
+        assert_eq!(get(&url, "GET", &[]).status, 200);
+        let stopped = wait_status(lab, &id, "terminated");
+        let reason = stopped["statusReason"].as_str().expect("B29");
+        assert!(reason.starts_with("frozen and unused for"), "{reason}");
+        assert!(
+            stopped["restorableUntil"].is_string() && stopped["stopsAt"].is_null(),
+            "{stopped}"
+        );
+        let answer = get(&url, "GET", &PAGE_LOAD);
+        assert_eq!(
+            (answer.status, answer.body.as_str()),
+            (503, r#"{"error":"box is terminated","status":"terminated"}"#),
+            "B21"
+        );
+        let (status, refused) =
+            call(lab, "POST", &format!("/v1/boxes/{id}/exec"), &json!({ "command": "true" }));
+        assert_eq!(status, 409, "{refused}");
+        assert!(
+            refused["hint"].as_str().expect("how to get it back").contains("\"restore\""),
+            "{refused}"
+        );
+        // Also a daemon that was killed meanwhile knows.
+        lab.kill_daemon();
+        lab.start();
+        assert_eq!(view(lab, &id)["status"], "terminated");
+
+        let back = start(lab, &json!({ "restore": id, "goal": "go on" }));
+        assert_eq!(
+            (&back["id"], &back["status"], &back["goal"]),
+            (&json!(id), &json!("ready"), &json!("go on"))
+        );
+        assert!(back["next"].as_str().expect("what to do").contains("as it was"), "{back}");
+        let answer = get(back["webUrl"].as_str().expect("its URL"), "GET", &[]);
+        assert!(answer.body.starts_with("2 "), "its program and memory: {}", answer.body);
+        // Stopped by somebody it keeps no copy.
+        let path = format!("/v1/boxes/{id}");
+        done(lab, "DELETE", &path, &Value::Null);
+        let (status, refused) =
+            call(lab, "POST", "/v1/boxes", &json!({ "restore": id, "goal": "x" }));
+        assert_eq!(status, 409, "{refused}");
+        let listed = done(lab, "GET", "/v1/boxes?all=1", &Value::Null);
+        assert_eq!(listed["boxes"][0]["status"], "terminated", "B30: {listed}");
+        assert_eq!(done(lab, "GET", "/v1/boxes", &Value::Null)["boxes"], json!([]));
+    });
+}
+
+#[test]
+fn b24_an_idle_timeout_and_what_it_says() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let started = start(lab, &json!({ "goal": "x", "idleTimeoutMin": 20_000 }));
+        assert_eq!(started["idleTimeoutMin"], 10_080);
+        assert!(
+            started["idleTimeoutNote"].as_str().expect("a note").contains("10080"),
+            "{started}"
+        );
+    });
+}
+
+#[test]
+fn t01_t03_t17_what_a_start_answers() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let services = json!([
+            { "name": "db.internal", "port": 5432 },
+            { "name": "web.internal", "port": 80, "targetPort": 8080, "web": true },
+            { "name": "admin.internal", "port": 8090, "web": true },
+        ]);
+        let goal = "é".repeat(600);
+        let started = start(
+            lab,
+            &json!({ "name": "Refunds", "goal": goal, "services": services, "toolchains": ["python"] }),
+        );
+        assert_eq!(started["goal"].as_str().expect("a goal").chars().count(), 500);
+        for (field, expected) in [
+            ("arch", json!("amd64")),
+            ("startedFrom", json!("snapshot")),
+            ("placement", json!("microvm")),
+            ("status", json!("ready")),
+            ("size", json!(1)),
+            ("vcpus", json!(1)),
+            ("memoryGb", json!(0.5)),
+            ("name", json!("Refunds")),
+        ] {
+            assert_eq!(started[field], expected, "{field}");
+        }
+        assert!(started["toolchainsNote"].is_string(), "T4: {started}");
+        let scene = started["sceneUrl"].as_str().expect("a URL");
+        let web = started["webUrl"].as_str().expect("a URL");
+        assert!(web.contains("-8080.box.localhost"), "{web}");
+        assert_eq!(started["services"][1]["url"], web);
+        assert!(started["services"][0]["url"].is_null());
+        // The key is the only guard: a wrong one is answered like a box that does not exist, a hidden port like none.
+        let id = id_of(&started);
+        let wrong = scene.replace(&id, "aaaaaaaaaaaa");
+        let absent = get(&wrong, "GET", &[]);
+        assert_eq!(absent.status, 404);
+        let key = scene.split('-').nth(1).and_then(|rest| rest.split('.').next()).expect("a key");
+        let bad_key = scene.replace(key, &"a".repeat(key.len()));
+        let hidden = web.replace("-8080.", "-5432.");
+        for url in [bad_key, hidden, web.replace("-8080.", "-8081.")] {
+            let answer = get(&url, "GET", &[]);
+            assert_eq!((answer.status, &answer.body), (404, &absent.body), "{url}");
+        }
+        let none = start(lab, &json!({}));
+        let answer = get(none["sceneUrl"].as_str().expect("a URL"), "GET", &[]);
+        assert_eq!(answer.status, 503, "no services");
+        // T19
+        for (body, field) in [
+            (json!({ "siez": 1 }), "siez"),
+            (json!({ "size": 3 }), "size"),
+            (json!({ "services": [{ "name": "a b", "port": 1 }] }), "services[0].name"),
+            (json!({ "services": [{ "name": "a", "port": 80 }] }), "services[0].port"),
+            (
+                json!({ "services": [{ "name": "a", "port": 1, "fromBox": "nobody" }] }),
+                "services[0].fromBox",
+            ),
+            (json!({ "externalBaseUrl": "ftp://x" }), "externalBaseUrl"),
+            (json!({ "waitForCapacitySec": 9999 }), "waitForCapacitySec"),
+        ] {
+            let (status, refused) = call(lab, "POST", "/v1/boxes", &body);
+            assert_eq!(status, 400, "{body}: {refused}");
+            assert!(refused.to_string().contains(field), "{field}: {refused}");
+        }
+        assert_eq!(
+            done(lab, "GET", "/v1/boxes", &Value::Null)["boxes"].as_array().expect("boxes").len(),
+            2
+        );
+    });
+}
+
+#[test]
+fn b06_b11_commands_in_fore_and_background() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "6"),
+            ],
+        );
+        let id = id_of(&start(lab, &json!({ "goal": "x" })));
+        // Longer than it takes to freeze without it.
+        assert_eq!(sh(lab, &id, "sleep 5; echo done"), "done");
+        let events = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+        assert!(!events.to_string().contains("frozen"), "B6: {events}");
+        let path = format!("/v1/boxes/{id}/exec");
+        let begun = done(
+            lab,
+            "POST",
+            &path,
+            &json!({ "command": "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done", "background": true }),
+        );
+        let blocked = until("it is told", || {
+            let view = view(lab, &id);
+            let blocked = view["freeze"]["blockedBy"].as_array()?.clone();
+            blocked
+                .iter()
+                .any(|one| one["kind"] == "background" && one["until"].is_string())
+                .then_some(view)
+        });
+        assert!(blocked["freeze"]["at"].is_string(), "B13: {blocked}");
+        wait_status(lab, &id, "frozen");
+        let more = json!({ "execId": begun["execId"], "offset": 0, "waitSec": 1 });
+        let read = done(lab, "POST", &path, &more);
+        assert_eq!(read["running"], true, "it goes on at the thaw: {read}");
+        assert!(read["note"].as_str().expect("a note").contains("thawed"), "{read}");
+        let lines: Vec<u64> = read["output"]
+            .as_str()
+            .expect("output")
+            .lines()
+            .map(|line| line.parse().expect("a number"))
+            .collect();
+        assert!(lines.windows(2).all(|pair| pair[1] == pair[0] + 1), "none is lost: {lines:?}");
+        let procs = done(lab, "GET", &format!("/v1/boxes/{id}/procs"), &Value::Null);
+        assert!(
+            procs["processes"].as_array().expect("processes").iter().any(|one| one["command"]
+                .as_str()
+                .is_some_and(|command| command.contains("while :"))),
+            "{procs}"
+        );
+    });
+}
+
+#[test]
+fn b35_b37_conversations() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[("DORMOUSE_BOX_AGENT_SILENCE_SECONDS", "2")]);
+        let (status, refused) = call(lab, "POST", "/v1/agents/a%20b/heartbeat", &json!({}));
+        assert_eq!(
+            (status, &refused["error"]),
+            (400, &json!("agent id: letters, digits, - and _ only, at most 64"))
+        );
+        let beat = || done(lab, "POST", "/v1/agents/c-1/heartbeat", &json!({ "client": "tester" }));
+        assert_eq!(beat(), json!({ "ok": true }));
+        let socket = lab.data().join("dormouse.sock");
+        let with_agent = |method: &str, path: &str, body: &str| {
+            use std::io::{Read, Write};
+            let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connected");
+            let length = body.len();
+            write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-Psbx-Agent: c-1\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").expect("sent");
+            let mut text = String::new();
+            stream.read_to_string(&mut text).expect("answered");
+            let body = text.split_once("\r\n\r\n").expect("a body").1;
+            serde_json::from_str::<Value>(body).expect("JSON")
+        };
+        let id = id_of(&with_agent("POST", "/v1/boxes", r#"{"goal":"x"}"#));
+        let path = format!("/v1/boxes/{id}");
+        let mine = with_agent("GET", &path, "");
+        assert_eq!(
+            (&mine["agent"]["state"], &mine["thisConversation"]),
+            (&json!("working"), &json!(true)),
+            "{mine}"
+        );
+        assert_eq!(mine["agent"]["client"], "tester");
+        assert!(view(lab, &id)["thisConversation"].is_null());
+        done(lab, "POST", "/v1/agents/c-1/leave", &Value::Null);
+        assert_eq!(view(lab, &id)["agent"]["state"], "left");
+        beat();
+        assert_eq!(view(lab, &id)["agent"]["state"], "working", "a heartbeat after a leave: back");
+        until("it has been silent for too long", || {
+            (view(lab, &id)["agent"]["state"] == "left").then_some(())
+        });
+        // A call without the header keeps the one before (B36).
+        sh(lab, &id, "true");
+        assert_eq!(view(lab, &id)["agent"]["state"], "left");
+    });
+}
+
+#[test]
+fn b44_packets_do_not_thaw_a_box() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "2"),
+            ],
+        );
+        let (id, _) = web_box(lab);
+        serve_counter(lab, &id, 8000);
+        let address = sh(lab, &id, "ip -4 -o addr show eth0 | awk '{print $4}' | cut -d/ -f1");
+        wait_status(lab, &id, "frozen");
+        let target = (address.as_str(), 8000);
+        let before = view(lab, &id);
+        let connecting = std::thread::spawn({
+            let target = (address.clone(), 8000);
+            move || {
+                let address = std::net::ToSocketAddrs::to_socket_addrs(&target)
+                    .expect("an address")
+                    .next()
+                    .expect("one");
+                TcpStream::connect_timeout(&address, std::time::Duration::from_secs(3)).is_ok()
+            }
+        });
+        let connected = connecting.join().expect("tried");
+        assert!(!connected, "{target:?} was answered");
+        let after = view(lab, &id);
+        assert_eq!(
+            (&after["status"], &after["lastUsedAt"]),
+            (&json!("frozen"), &before["lastUsedAt"])
+        );
+    });
+}
+
+#[test]
+fn b15_stop_works_on_a_frozen_box_and_wake_is_use() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2")]);
+        let id = id_of(&start(lab, &json!({ "goal": "x" })));
+        let frozen = wait_status(lab, &id, "frozen");
+        let woken = done(lab, "POST", &format!("/v1/boxes/{id}/wake"), &Value::Null);
+        assert_eq!(woken["status"], "ready");
+        assert!(woken["lastUsedAt"].as_str() > frozen["lastUsedAt"].as_str(), "{woken}");
+        wait_status(lab, &id, "frozen");
+        done(lab, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+        let ended = boxes::view(lab, &id);
+        assert_eq!(
+            (&ended["status"], &ended["statusReason"]),
+            (&json!("terminated"), &json!("stopped by a request"))
+        );
+    });
+}
