@@ -112,7 +112,7 @@ with_policy! {
         #[serde(skip_serializing_if = "Option::is_none", default)]
         #[schema(example = "web", min_length = 1, max_length = 63, pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
         pub name: Option<String>,
-        /// Image to start from; default `default`.
+        /// Image to start from: `default` (the default), or the digest of one that was built.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         pub image: Option<String>,
         /// Snapshot to start from, with its memory and processes: instead of an image, and of the snapshot's own size.

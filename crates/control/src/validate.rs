@@ -32,6 +32,11 @@ const TIME_MAX: &str = "9999-12-30T22:00:00Z";
 /// What a name looks like.
 const NAME_HINT: &str = "1-63 characters of a-z, 0-9 and `-`, not at the ends";
 
+/// What an image is called.
+const IMAGE_HINT: &str = "`default`, or the digest that `dormouse images build` has printed: 64 characters of 0-9 and a-f";
+/// Characters of an image's digest, a SHA-256 in hexadecimal.
+const DIGEST_CHARS: usize = 64;
+
 /// Checks what a new sandbox shall be.
 pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
     if let Some(given) = &request.name {
@@ -39,8 +44,10 @@ pub(crate) fn create(request: &CreateSandbox) -> Result<(), ApiError> {
     }
     if let Some(image) = &request.image
         && !is_name(image)
+        && !is_digest(image)
     {
-        return Err(ApiError::invalid("image", "not the name of an image").hint(NAME_HINT));
+        let error = ApiError::invalid("image", "neither the name nor the digest of an image");
+        return Err(error.hint(IMAGE_HINT));
     }
     if let Some(cpus) = request.cpus
         && !CPUS_RANGE.contains(&cpus)
@@ -327,6 +334,12 @@ pub(crate) fn is_name(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
+/// Whether this can be the digest of an image.
+fn is_digest(text: &str) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == DIGEST_CHARS && text.bytes().all(is_digit)
+}
+
 /// A number is outside of what is allowed.
 pub(crate) fn out_of_range<T: std::fmt::Display>(
     field: &str,
@@ -591,6 +604,12 @@ mod tests {
         assert_eq!(create(&CreateSandbox::default()), Ok(()));
         assert_eq!(field(|r| r.name = Some("No".into())), "name");
         assert_eq!(field(|r| r.image = Some("../x".into())), "image");
+        assert_eq!(field(|r| r.image = Some("A".repeat(64))), "image");
+        assert_eq!(field(|r| r.image = Some("a".repeat(65))), "image");
+        for image in ["default".to_owned(), "0f".repeat(32)] {
+            let request = CreateSandbox { image: Some(image), ..CreateSandbox::default() };
+            assert!(create(&request).is_ok());
+        }
         assert_eq!(field(|r| r.cpus = Some(0)), "cpus");
         assert_eq!(field(|r| r.memory_mib = Some(255)), "memory_mib");
         assert_eq!(field(|r| r.sleep_after_seconds = Some(Some(0))), "sleep_after_seconds");

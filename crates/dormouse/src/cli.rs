@@ -343,7 +343,7 @@ fn drive(text: &str) -> Result<AttachDrive, String> {
 /// What a new sandbox is made of.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SizeArgs {
-    /// Image to start from; default `default`.
+    /// Image to start from: `default` (the default), or the digest of one that was built.
     #[arg(long)]
     pub(crate) image: Option<String>,
     /// Snapshot to start from, with its memory and processes; decides about image and size.
@@ -753,7 +753,7 @@ pub(crate) struct LogsArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ImagesCommand {
-    /// Build the default image (Debian 12), or find that it is there already; prints its digest.
+    /// Build an image (Debian 12), by default the default one, or find that it is there already; prints its digest.
     Build(BuildArgs),
 }
 
@@ -762,6 +762,13 @@ pub(crate) struct BuildArgs {
     /// The guest agent, a static program; default: `dormouse-guest` beside this program.
     #[arg(long, value_name = "PATH")]
     pub(crate) guest: Option<PathBuf>,
+    /// The newest version of the guest protocol that the agent speaks, to try how sandboxes with an older agent fare; default: all
+    /// that it knows.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) protocol_max: Option<u16>,
+    /// Leave the default image as it is; the new one is for whoever names its digest.
+    #[arg(long)]
+    pub(crate) keep_default: bool,
     /// Folder of the images; default `images` in the data folder.
     #[arg(long, value_name = "DIR")]
     pub(crate) images: Option<PathBuf>,

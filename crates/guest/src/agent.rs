@@ -10,7 +10,9 @@ use std::{
 };
 
 use tokio::sync::watch;
-use wire::{Ipv6Network, Mount, Quiesce, Quiesced, Step, StepOutcome, StepReport, Wake, Woke};
+use wire::{
+    Ipv6Network, Mount, Quiesce, Quiesced, Step, StepOutcome, StepReport, VersionRange, Wake, Woke,
+};
 
 use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, system::System};
 
@@ -34,6 +36,8 @@ pub struct Settings {
     pub proc: PathBuf,
     /// `/etc`, for `passwd` and `group`.
     pub etc: PathBuf,
+    /// Versions of the protocol that it speaks; what later ones have it does not understand.
+    pub versions: VersionRange,
 }
 
 /// The agent.
@@ -365,19 +369,50 @@ mod tests {
         }
     }
 
-    /// The reset of a start is in the device when the start's turn comes, and has not been read.
-    #[tokio::test]
-    async fn a_start_that_was_given_up_while_it_waited_is_not_carried_out() {
-        let folder = tempfile::tempdir().unwrap();
+    fn agent(folder: &std::path::Path, newest: u16) -> Arc<Agent> {
         let settings = Settings {
             cgroup: None,
-            execs: folder.path().join("exec"),
+            execs: folder.join("exec"),
             awake_socket: None,
             reap_all: false,
             proc: "/proc".into(),
             etc: "/etc".into(),
+            versions: VersionRange { newest, ..wire::VERSIONS },
         };
-        let agent = Agent::start(settings, Arc::new(Still)).unwrap();
+        Agent::start(settings, Arc::new(Still)).unwrap()
+    }
+
+    /// Whatever the other side asks for: an older agent would not understand it either.
+    #[tokio::test]
+    async fn what_the_agreed_version_has_not_is_not_understood() {
+        for (guest, host_newest) in [(1, wire::VERSIONS.newest), (wire::VERSIONS.newest, 1)] {
+            let folder = tempfile::tempdir().unwrap();
+            let agent = agent(folder.path(), guest);
+            let (mut host, port) = UnixStream::pair().unwrap();
+            tokio::spawn(crate::link::serve(agent, port));
+            let versions = VersionRange { newest: host_newest, ..wire::VERSIONS };
+            let hello = HostHello { link: LinkId([1; 16]), versions };
+            let mut sent = bytes(FrameKind::Control, 0, &ToGuest::Hello(hello));
+            let mut decoder = Decoder::default();
+            for (channel, request) in [(1, Request::Flush), (2, Request::Sockets)] {
+                sent.extend(bytes(FrameKind::Open, channel, &request));
+                assert_eq!(host.try_write(&sent).unwrap(), sent.len());
+                sent.clear();
+                let reply = answer(&mut host, &mut decoder, channel).await;
+                let Reply::Failed(failure) = reply else { panic!("{reply:?}") };
+                assert_eq!(failure.code, wire::FailureCode::Unsupported);
+            }
+            let ping = bytes(FrameKind::Open, 3, &Request::Ping);
+            assert_eq!(host.try_write(&ping).unwrap(), ping.len());
+            assert_eq!(answer(&mut host, &mut decoder, 3).await, Reply::Done);
+        }
+    }
+
+    /// The reset of a start is in the device when the start's turn comes, and has not been read.
+    #[tokio::test]
+    async fn a_start_that_was_given_up_while_it_waited_is_not_carried_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = agent(folder.path(), wire::VERSIONS.newest);
         let (mut host, port) = UnixStream::pair().unwrap();
         tokio::spawn(crate::link::serve(Arc::clone(&agent), port));
         let turn = agent.starts.lock().await;

@@ -18,10 +18,14 @@ use rustix::{
     process::{Resource, Rlimit},
 };
 
+use wire::VersionRange;
+
 use crate::netlink::Card;
 
 /// Which modules to load: one path per line.
 const MODULES: &str = "/etc/dormouse/modules";
+/// The newest version of the protocol that the agent shall speak; missing: all that it knows.
+const PROTOCOL_MAX: &str = "/etc/dormouse/protocol-max";
 /// Where the root is mounted before it is the root.
 const NEW_ROOT: &str = "/newroot";
 /// How long a device may take to appear. They are there at once; this is for a machine under load.
@@ -30,6 +34,8 @@ const DEVICE_LIMIT: Duration = Duration::from_secs(10);
 const DEVICE_PAUSE: Duration = Duration::from_millis(5);
 /// The agent answers also when the user's programs want all of the processor, as they do right after a wake.
 const AGENT_NICE: i32 = -10;
+/// Characters of a bad setting that are shown.
+const SHOWN_MAX: usize = 40;
 /// Open files that a program may raise its limit to, as on other systems; the kernel's default for the first program is 4,096.
 const OPEN_FILES_MAX: u64 = 524_288;
 
@@ -40,6 +46,34 @@ pub struct BootError {
     doing: String,
     #[source]
     source: io::Error,
+}
+
+/// The versions of the protocol that the agent shall speak, as the image says. To be asked before [`boot`], after which the initial
+/// RAM disk is gone.
+///
+/// # Errors
+/// When the image names a version that this agent does not know.
+pub fn versions() -> Result<VersionRange, BootError> {
+    let newest =
+        step(&format!("read {PROTOCOL_MAX}"), || match fs::read_to_string(PROTOCOL_MAX) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => text.map(Some),
+        })?;
+    let Some(newest) = newest else { return Ok(wire::VERSIONS) };
+    step("take the newest version of the protocol from the image", || {
+        at_most(&newest).map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why))
+    })
+}
+
+/// The versions up to the one that a text names.
+fn at_most(text: &str) -> Result<VersionRange, String> {
+    let VersionRange { oldest, newest } = wire::VERSIONS;
+    let known = |version: &u16| (oldest..=newest).contains(version);
+    let wanted = text.trim().parse().ok().filter(known);
+    wanted.map(|newest| VersionRange { oldest, newest }).ok_or_else(|| {
+        let shown: String = text.trim().chars().take(SHOWN_MAX).collect();
+        format!("`{}` is no version from {oldest} to {newest}", shown.escape_debug())
+    })
 }
 
 /// Boots.
@@ -171,7 +205,7 @@ fn root_disk() -> io::Result<Option<PathBuf>> {
 
 fn switch_root() -> Result<(), BootError> {
     // They live in memory for ever otherwise.
-    for path in ["/init", MODULES] {
+    for path in ["/init", MODULES, PROTOCOL_MAX] {
         step(&format!("remove {path}"), || gone(fs::remove_file(path)))?;
     }
     step("remove the modules", || gone(fs::remove_dir_all("/lib")))?;
@@ -214,4 +248,20 @@ fn gone(removed: io::Result<()>) -> io::Result<()> {
 
 fn step<T>(doing: &str, work: impl FnOnce() -> io::Result<T>) -> Result<T, BootError> {
     work().map_err(|source| BootError { doing: doing.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_versions_that_the_agent_knows_are_taken_from_an_image() {
+        let newest = wire::VERSIONS.newest;
+        assert_eq!(at_most("1\n"), Ok(VersionRange { oldest: 1, newest: 1 }));
+        assert_eq!(at_most(&newest.to_string()), Ok(wire::VERSIONS));
+        for bad in ["", "0", "-1", "1.0", "x", &(newest + 1).to_string()] {
+            let why = at_most(bad).unwrap_err();
+            assert!(why.contains(&format!("no version from 1 to {newest}")), "{bad}: {why}");
+        }
+    }
 }

@@ -51,6 +51,7 @@ pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<
         agent.holds.watch(),
         Arc::clone(&epoch),
     )));
+    let version = agent.settings.versions.newest;
     let mut link = Link {
         agent,
         id: None,
@@ -60,6 +61,7 @@ pub async fn serve<T: Transport>(agent: Arc<Agent>, transport: T) -> io::Result<
         table: Arc::default(),
         quiescing: None,
         still: Arc::default(),
+        version,
         tells_network: false,
     };
     let mut decoder = Decoder::default();
@@ -103,6 +105,8 @@ struct Link {
     quiescing: Option<AbortHandle>,
     /// `Quiesced` was said and nothing since: no frame of ours is half sent.
     still: Arc<AtomicBool>,
+    /// The version that is spoken: until a host is met the newest that the agent speaks.
+    version: u16,
     /// The host wants to know what is open on the network when the guest stands still.
     tells_network: bool,
 }
@@ -132,8 +136,9 @@ struct Control {
 impl Link {
     fn handle(&mut self, frame: Frame) {
         match frame.kind {
-            FrameKind::Control => match wire::decode(&frame.payload) {
-                Ok(message) => self.control(message),
+            FrameKind::Control => match wire::decode::<ToGuest>(&frame.payload) {
+                Ok(message) if self.has(message.since()) => self.control(message),
+                Ok(_) => eprintln!("control message not understood: of a later version"),
                 Err(error) => eprintln!("control message not understood: {error}"),
             },
             FrameKind::Open => self.open(&frame),
@@ -179,7 +184,7 @@ impl Link {
                 let quiesced = self.agent.quiesced();
                 let answer = GuestHello {
                     link: hello.link,
-                    versions: wire::VERSIONS,
+                    versions: self.agent.settings.versions,
                     agent: env!("CARGO_PKG_VERSION").to_owned(),
                     boot: self.agent.boot(),
                     quiesced,
@@ -189,9 +194,11 @@ impl Link {
                 let still = self.still.load(Ordering::Relaxed);
                 let mut bytes = if still { Vec::new() } else { wire::frame::preamble() };
                 append_control(&mut bytes, &ToHost::Hello(answer));
-                let version = wire::VERSIONS.agree(hello.versions);
-                let tells_held = Some(version.is_some_and(|version| version >= wire::HELD_SINCE));
-                self.tells_network = version.is_some_and(|version| version >= wire::NETWORK_SINCE);
+                // Without one that both speak the host goes its way.
+                let agreed = self.agent.settings.versions.agree(hello.versions);
+                self.version = agreed.unwrap_or(self.agent.settings.versions.oldest);
+                let tells_held = Some(self.has(wire::HELD_SINCE));
+                self.tells_network = self.has(wire::NETWORK_SINCE);
                 self.say(Control { bytes, hold: Some(quiesced), tells_held });
             }
             ToGuest::Quiesce(quiesce) => {
@@ -228,6 +235,12 @@ impl Link {
         }
     }
 
+    /// Whether the version that is spoken has what came with this one. What it has not is not understood, as it would not be by an
+    /// agent of that version: a host that keeps to the version never sees it.
+    fn has(&self, since: u16) -> bool {
+        self.version >= since
+    }
+
     fn wake(&mut self, wake: &Wake, ipv6: Option<&Ipv6Network>, mounts: &[Mount]) {
         if self.id != Some(wake.link) {
             // A host that resumes what it never had. Its wait ends by its limit.
@@ -259,6 +272,7 @@ impl Link {
         }
         let full = entries.len() >= CHANNELS_MAX;
         let request = wire::decode::<Request>(&frame.payload);
+        let known = request.as_ref().is_ok_and(|request| self.has(request.since()));
         let host_sends = request.as_ref().is_ok_and(Request::host_sends);
         let agent = Arc::clone(&self.agent);
         let out = self.out.clone();
@@ -268,6 +282,11 @@ impl Link {
                 _ if full => {
                     let message = format!("more than {CHANNELS_MAX} channels at once");
                     outbox.fail(failure(FailureCode::TooMany, None, message)).await;
+                    End::Fin
+                }
+                Ok(_) if !known => {
+                    let message = "request of a later version of the protocol".to_owned();
+                    outbox.fail(failure(FailureCode::Unsupported, None, message)).await;
                     End::Fin
                 }
                 Ok(request) => serve::request(&agent, request, inbox, &outbox).await,

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Result<std::convert::Infallible, Box<dyn Error>> {
+    let versions = boot::versions()?;
     boot::boot()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -48,6 +49,7 @@ fn run() -> Result<std::convert::Infallible, Box<dyn Error>> {
             reap_all: true,
             proc: "/proc".into(),
             etc: "/etc".into(),
+            versions,
         };
         let system = Guest { etc: "/etc".into(), card: "eth0".into(), drives: Drives::default() };
         let agent = Agent::start(settings, Arc::new(system))?;

@@ -163,6 +163,34 @@ impl Request {
             | Self::Flush => false,
         }
     }
+
+    /// The first version of the protocol that has it.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::Ping
+            | Self::Sample
+            | Self::ExecStart(_)
+            | Self::ExecWait(_)
+            | Self::ExecOutput { .. }
+            | Self::ExecStdin { .. }
+            | Self::ExecSignal { .. }
+            | Self::ExecList
+            | Self::FileRead { .. }
+            | Self::FileWrite(_)
+            | Self::FileStat { .. }
+            | Self::FileList { .. }
+            | Self::FileMkdir { .. }
+            | Self::FileRename { .. }
+            | Self::FileRemove { .. }
+            | Self::TreeRead { .. }
+            | Self::TreeWrite { .. }
+            | Self::Connect { .. } => 1,
+            Self::Long { .. } => crate::LONG_REQUESTS_SINCE,
+            Self::TerminalStart(_) | Self::TerminalResize { .. } => crate::TERMINALS_SINCE,
+            Self::Sockets => crate::NETWORK_SINCE,
+            Self::Flush => crate::FLUSH_SINCE,
+        }
+    }
 }
 
 /// What the guest answers.

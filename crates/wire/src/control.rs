@@ -50,6 +50,18 @@ pub enum ToGuest {
     WakeWithMounts(Wake, Option<Ipv6Network>, Vec<Mount>),
 }
 
+impl ToGuest {
+    /// The first version of the protocol that has it.
+    pub fn since(&self) -> u16 {
+        match self {
+            Self::Hello(_) | Self::Quiesce(_) | Self::Wake(_) => 1,
+            Self::SleepNotice(_) => crate::HELD_SINCE,
+            Self::WakeWithIpv6(..) => crate::NETWORK_SINCE,
+            Self::WakeWithMounts(..) => crate::MOUNTS_SINCE,
+        }
+    }
+}
+
 /// Guest to host, on channel 0.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ToHost {

@@ -46,6 +46,12 @@ pub use sockets::{Connection, Listener, Sockets, Transport};
 /// and holds; IPv6, and what is open on the network. 4 mounts drives.
 pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 4 };
 
+/// The first version that has requests longer than a frame ([`Request::Long`]).
+pub const LONG_REQUESTS_SINCE: u16 = 2;
+
+/// The first version that has programs on terminals of their own.
+pub const TERMINALS_SINCE: u16 = 2;
+
 /// The first version in which a guest tells what is held, and can be told that it sleeps soon.
 pub const HELD_SINCE: u16 = 2;
 

@@ -17,6 +17,8 @@ pub(crate) async fn build(data: &Path, arguments: BuildArgs, json: bool) -> Resu
     options.packages =
         DEFAULT_PACKAGES.iter().map(|name| (*name).to_owned()).chain(arguments.packages).collect();
     options.mirror = arguments.mirror;
+    options.protocol_max = arguments.protocol_max;
+    options.make_default = !arguments.keep_default;
     options.refresh = arguments.refresh;
     let id = build_image(options, &mut |line| eprintln!("{line}"))
         .await

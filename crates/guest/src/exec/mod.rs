@@ -426,6 +426,7 @@ mod tests {
             reap_all: false,
             proc: "/proc".into(),
             etc: "/etc".into(),
+            versions: wire::VERSIONS,
         }
     }
 

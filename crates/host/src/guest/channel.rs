@@ -22,9 +22,6 @@ use super::{
 /// that it runs. Generous: under emulation on a busy machine a first answer takes some hundred milliseconds.
 pub(super) const ANSWER_LIMIT: Duration = Duration::from_secs(15);
 
-/// The version of the protocol since which a request may be longer than a frame.
-const LONG_REQUESTS_SINCE: u16 = 2;
-
 /// What comes on a channel.
 #[derive(Debug)]
 pub(super) enum Event {
@@ -226,7 +223,7 @@ impl GuestLink {
             }
             opened => return opened,
         };
-        if !self.speaks(LONG_REQUESTS_SINCE) {
+        if !self.speaks(wire::LONG_REQUESTS_SINCE) {
             return Err(too_large(encoded.len(), PAYLOAD_MAX));
         }
         // Below its own limit, so it fits.

@@ -21,9 +21,6 @@ use super::{
     link::GuestLink,
 };
 
-/// The version of the protocol since which there are terminals.
-const TERMINALS_SINCE: u16 = 2;
-
 /// Which output is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Which {
@@ -108,7 +105,7 @@ impl GuestLink {
     /// # Errors
     /// Also [`GuestError::Failed`] with `unsupported` when the guest's agent is older than terminals.
     pub async fn terminal_start(&self, spec: TerminalSpec) -> Result<ExecStarted, GuestError> {
-        if !self.speaks(TERMINALS_SINCE) {
+        if !self.speaks(wire::TERMINALS_SINCE) {
             return Err(GuestError::Failed(Failure {
                 code: FailureCode::Unsupported,
                 errno: None,

@@ -46,6 +46,9 @@ pub struct BuildOptions {
     pub guest: PathBuf,
     /// Its version, for the manifest.
     pub guest_version: String,
+    /// The newest version of the guest protocol that the agent speaks; `None`: all that it knows. For trying how sandboxes with an
+    /// older agent fare.
+    pub protocol_max: Option<u16>,
     /// Debian packages besides Debian's minimum, by name.
     pub packages: Vec<String>,
     /// Address of Debian's archive; `None`: the one the host's apt uses.
@@ -68,6 +71,7 @@ impl BuildOptions {
             images,
             guest: own.with_file_name("dormouse-guest"),
             guest_version: env!("CARGO_PKG_VERSION").to_owned(),
+            protocol_max: None,
             packages: DEFAULT_PACKAGES.iter().map(|name| (*name).to_owned()).collect(),
             mirror: None,
             refresh: false,
@@ -92,6 +96,12 @@ pub async fn build(
 ) -> Result<ImageId, ImageError> {
     let mut say = Say { progress };
     let guest = read_guest(&options.guest)?;
+    if let Some(wanted) = options.protocol_max {
+        let wire::VersionRange { oldest, newest } = wire::VERSIONS;
+        if !(oldest..=newest).contains(&wanted) {
+            return Err(ImageError::BadProtocol { wanted, oldest, newest });
+        }
+    }
     for name in &options.packages {
         apt::check_package(name)?;
     }
@@ -109,7 +119,7 @@ pub async fn build(
     let (root_dir, root) = cache.root(&options.packages, &mut say).await?;
 
     workshop.need_space(ROOM_BYTES)?;
-    let initrd = initrd(&guest, &kernel_dir, &kernel)?;
+    let initrd = initrd(&guest, options.protocol_max, &kernel_dir, &kernel)?;
     let manifest = Manifest {
         format: FORMAT,
         created_at: jiff::Timestamp::from_second(jiff::Timestamp::now().as_second())
@@ -120,7 +130,11 @@ pub async fn build(
             package: kernel.package,
             modules: kernel.modules,
         },
-        guest: GuestAgent { version: options.guest_version, sha256: disk::sha256_of(&guest) },
+        guest: GuestAgent {
+            version: options.guest_version,
+            sha256: disk::sha256_of(&guest),
+            protocol_max: options.protocol_max,
+        },
         parts: Parts {
             vmlinuz: kernel.vmlinuz,
             initrd: Part { sha256: disk::sha256_of(&initrd), bytes: initrd.len() as u64 },
@@ -311,10 +325,16 @@ fn is_static(elf: &[u8]) -> Option<bool> {
     Some(true)
 }
 
-/// The initial RAM disk: `/init`, the modules, and `/etc/dormouse/modules` with their paths in load order.
+/// The initial RAM disk: `/init`, the modules, `/etc/dormouse/modules` with their paths in load order, and where the agent is not to
+/// speak every version that it knows `/etc/dormouse/protocol-max`.
 ///
 /// Not compressed: unpacking costs an emulated guest more than reading.
-fn initrd(guest: &[u8], kernel_dir: &Path, kernel: &KernelPart) -> Result<Vec<u8>, ImageError> {
+fn initrd(
+    guest: &[u8],
+    protocol_max: Option<u16>,
+    kernel_dir: &Path,
+    kernel: &KernelPart,
+) -> Result<Vec<u8>, ImageError> {
     let mut archive = Archive::default();
     let folders = [
         "dev",
@@ -345,6 +365,9 @@ fn initrd(guest: &[u8], kernel_dir: &Path, kernel: &KernelPart) -> Result<Vec<u8
         list.push('\n');
     }
     archive.file("etc/dormouse/modules", 0o644, list.as_bytes());
+    if let Some(newest) = protocol_max {
+        archive.file("etc/dormouse/protocol-max", 0o644, format!("{newest}\n").as_bytes());
+    }
     archive.file("init", 0o755, guest);
     Ok(archive.finish())
 }
@@ -369,6 +392,7 @@ mod tests {
             images: dir.join("images"),
             guest: dir.join("guest"),
             guest_version: "0.1.0".to_owned(),
+            protocol_max: None,
             packages: vec!["bash".to_owned()],
             mirror: None,
             refresh: false,
@@ -437,6 +461,26 @@ mod tests {
         let mut both = vec![first, second];
         both.sort();
         assert_eq!(super::super::list(&options.images).unwrap(), both);
+    }
+
+    #[tokio::test]
+    async fn an_agent_with_an_older_protocol_makes_an_image_of_its_own_and_leaves_the_default() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = prepared(dir.path());
+        let first = build(options.clone(), &mut |_| {}).await.unwrap();
+        let older = BuildOptions { protocol_max: Some(1), make_default: false, ..options.clone() };
+        let older = build(older, &mut |_| {}).await.unwrap();
+        assert_ne!(first, older);
+        assert_eq!(find_default(&options.images).unwrap().id(), &first);
+        let image = super::super::find(&options.images, &older).unwrap();
+        assert_eq!(image.manifest().guest.protocol_max, Some(1));
+        let initrd = fs::read(image.initrd()).unwrap();
+        assert!(initrd.windows(12).any(|bytes| bytes == b"protocol-max"));
+        for wanted in [0, wire::VERSIONS.newest + 1] {
+            let options = BuildOptions { protocol_max: Some(wanted), ..options.clone() };
+            let error = build(options, &mut |_| {}).await.unwrap_err().to_string();
+            assert!(error.contains("protocol-max") && error.contains("from 1 to"), "{error}");
+        }
     }
 
     #[tokio::test]

@@ -50,6 +50,16 @@ pub enum ImageError {
         path: PathBuf,
     },
 
+    /// There is no such version of the guest protocol.
+    #[error("`--protocol-max {wanted}`: the guest protocol has versions from {oldest} to {newest}")]
+    BadProtocol {
+        /// What was asked for.
+        wanted: u16,
+        /// The oldest version there is.
+        oldest: u16,
+        /// The newest.
+        newest: u16,
+    },
     /// The guest agent would not start in the guest.
     #[error("{} cannot be the guest agent: {why}", path.display())]
     BadGuestAgent {

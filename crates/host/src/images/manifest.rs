@@ -47,6 +47,9 @@ pub struct GuestAgent {
     pub version: String,
     /// SHA-256 of the program, in hexadecimal.
     pub sha256: String,
+    /// The newest version of the guest protocol that it speaks, where it is not to speak all that it knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol_max: Option<u16>,
 }
 
 /// The files of an image.

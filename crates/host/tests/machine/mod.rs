@@ -36,6 +36,7 @@ impl Machine {
             reap_all: false,
             proc: "/proc".into(),
             etc: "/etc".into(),
+            versions: wire::VERSIONS,
         };
         let system = Recorder::default();
         let agent = Agent::start(settings, Arc::new(system.clone())).expect("agent starts");
