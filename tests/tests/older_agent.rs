@@ -2,6 +2,10 @@
 //!
 //! The agents here are of today, in images that have them speak an older version of the protocol and understand nothing of the
 //! later ones; so every word between the two is of that version.
+//!
+//! With `DORMOUSE_OLDER_GUEST` the test of version 1 takes an agent that was really built then, a static program:
+//! `cargo build -p guest --release --target x86_64-unknown-linux-gnu` with `RUSTFLAGS='-C target-feature=+crt-static'` in a work tree of
+//! a commit of before version 2.
 
 use std::net::TcpStream;
 
@@ -13,9 +17,14 @@ use e2e::{isolated, net, test_name, until};
 fn image(lab: &Lab, version: u16) -> String {
     let settings = lab.env();
     let images = &settings.iter().find(|(name, _)| name == "DORMOUSE_IMAGES").expect("images").1;
-    let version = version.to_string();
-    let build = ["images", "build", "--keep-default", "--protocol-max", &version, "--images"];
-    lab.ok(&[&build[..], &[images]].concat()).trim().to_owned()
+    let build = ["images", "build", "--keep-default", "--images", images];
+    let older = std::env::var("DORMOUSE_OLDER_GUEST").ok().filter(|_| version == 1);
+    let number = version.to_string();
+    let agent = match &older {
+        Some(path) => ["--guest", path],
+        None => ["--protocol-max", &number],
+    };
+    lab.ok(&[&build[..], &agent].concat()).trim().to_owned()
 }
 
 /// The code with which something is refused, and the sentence.
