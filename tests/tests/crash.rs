@@ -96,8 +96,15 @@ fn s24_no_memory_is_lost_when_the_daemon_dies_at_the_worst_moments() {
             println!("round {round}: deleting");
             lab.ok(&["sandboxes", "create", "--name", "old", "--memory-mib", "256"]);
             die_at(lab, "deleting", &["sandboxes", "delete", "old"]);
+            // Whatever is still to be done, it is shown as nothing else.
+            let names = lab.json(&["sandboxes", "list"]);
+            assert!(!names.to_string().contains("\"old\""), "{names}");
+            let output = lab.run(&["--json", "sandboxes", "get", "old"]);
+            let told = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert!(told.contains("being_deleted") || told.contains("not_found"), "{told}");
             until("the deletion is finished", || {
-                (lab.run(&["sandboxes", "get", "old"]).status.code() == Some(1)).then_some(())
+                let output = lab.run(&["--json", "sandboxes", "get", "old"]);
+                String::from_utf8_lossy(&output.stderr).contains("not_found").then_some(())
             });
             all_are_well(lab, &mut witnesses);
         }

@@ -171,12 +171,13 @@ fn s08_a_request_while_it_falls_asleep_is_served() {
     isolated(test_name!(), |lab| {
         let link = counter(lab, "web");
         let mut expected = 1;
+        let mut refused = 0;
         for tier in ["memory", "disk"] {
             for after_ms in [0, 2, 5, 10, 20, 40, 60, 80, 100] {
-                let mut sleeping = lab
-                    .command(&["sandboxes", "sleep", "web", "--tier", tier])
+                let sleeping = lab
+                    .command(&["--json", "sandboxes", "sleep", "web", "--tier", tier])
                     .stdout(std::process::Stdio::null())
-                    .stderr(std::process::Stdio::null())
+                    .stderr(std::process::Stdio::piped())
                     .spawn()
                     .expect("`dormouse` starts");
                 let begun = std::time::Instant::now();
@@ -190,12 +191,21 @@ fn s08_a_request_while_it_falls_asleep_is_served() {
                     (200, expected.to_string().as_str()),
                     "{tier}, {after_ms} ms"
                 );
-                sleeping.wait().expect("the call ends");
+                // Whoever asked for the sleep is told what came first.
+                let output = sleeping.wait_with_output().expect("the call ends");
+                if !output.status.success() {
+                    let told = String::from_utf8_lossy(&output.stderr);
+                    println!("{tier}, {after_ms} ms: {told}");
+                    assert!(told.contains(r#""code":"needed""#), "{told}");
+                    assert!(told.contains("needed at this moment: request through"), "{told}");
+                    assert!(told.contains(r#""retryable":true"#), "{told}");
+                    refused += 1;
+                }
             }
         }
         let (slept, woke) = (lab.events("web", "slept").len(), lab.events("web", "woke").len());
         println!(
-            "18 races: {slept} sleeps, {woke} wakes, {} cancelled",
+            "18 races: {slept} sleeps, {woke} wakes, {} cancelled, {refused} told so",
             lab.events("web", "awake").len()
         );
     });

@@ -63,6 +63,8 @@ pub enum Code {
     NoSpace,
     /// The host has no room for one more: 503, retryable.
     NoCapacity,
+    /// It is not put to sleep, because something needs it at this moment: 409, retryable.
+    Needed,
     /// It could not be put to sleep now; it goes on running: 503, retryable.
     SleepFailed,
     /// It could not be woken: 503.
@@ -75,7 +77,7 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 33] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::SpendingLimit,
@@ -104,6 +106,7 @@ impl Code {
         Self::BadAnswer,
         Self::NoSpace,
         Self::NoCapacity,
+        Self::Needed,
         Self::SleepFailed,
         Self::WakeFailed,
         Self::Timeout,
@@ -132,7 +135,8 @@ impl Code {
             | Self::InUse
             | Self::DriveUnusable
             | Self::Exists
-            | Self::WrongFileType => 409,
+            | Self::WrongFileType
+            | Self::Needed => 409,
             Self::TooLarge => 413,
             Self::CannotStart | Self::ProgramNotFound => 422,
             Self::Internal => 500,
@@ -145,7 +149,10 @@ impl Code {
 
     /// Whether the same request may succeed later without a change.
     pub fn is_retryable(self) -> bool {
-        matches!(self, Self::InProgress | Self::NoCapacity | Self::SleepFailed | Self::Timeout)
+        matches!(
+            self,
+            Self::InProgress | Self::NoCapacity | Self::Needed | Self::SleepFailed | Self::Timeout
+        )
     }
 }
 
@@ -248,10 +255,11 @@ mod tests {
             Code::BadAnswer => 25,
             Code::NoSpace => 26,
             Code::NoCapacity => 27,
-            Code::SleepFailed => 28,
-            Code::WakeFailed => 29,
-            Code::Timeout => 30,
-            Code::Internal => 31,
+            Code::Needed => 28,
+            Code::SleepFailed => 29,
+            Code::WakeFailed => 30,
+            Code::Timeout => 31,
+            Code::Internal => 32,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

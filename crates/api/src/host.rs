@@ -105,6 +105,8 @@ pub struct Known {
     pub asleep_ms: Option<u64>,
     /// It is a box.
     pub boxed: Option<BoxLife>,
+    /// It is being removed: nobody is told of it any more.
+    pub going: bool,
 }
 
 /// An answer, and what it cost to wake the sandbox for it.

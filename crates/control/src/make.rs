@@ -263,7 +263,7 @@ fn box_sandbox(entry: &Entry, new: &NewBox) -> NewSandbox {
 
 /// Rows of the sandboxes that are to be made.
 fn new_entries(app: &App, order: &Order) -> Result<Vec<Entry>, Failure> {
-    match order {
+    let mut entries: Vec<Entry> = match order {
         Order::Create(request) => Ok(vec![new_entry(app, order, request.name.clone())?]),
         Order::Box(_) => Ok(vec![new_entry(app, order, None)?]),
         Order::Fork(_, ForkRequest { name, count: None }) => {
@@ -274,7 +274,12 @@ fn new_entries(app: &App, order: &Order) -> Result<Vec<Entry>, Failure> {
                 (1..=*count).map(|number| name.as_deref().map(|name| fork_name(name, number)));
             names.map(|name| new_entry(app, order, name)).collect()
         }
+    }?;
+    // Lists have the order in which they were asked for, and a millisecond is enough for several.
+    for (entry, number) in entries.iter_mut().zip(0..) {
+        entry.created_ms += number;
     }
+    Ok(entries)
 }
 
 fn new_entry(app: &App, order: &Order, name: Option<String>) -> Result<Entry, Failure> {

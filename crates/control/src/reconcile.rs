@@ -6,6 +6,7 @@
 //! | creating | yes | ready; a repeated request is answered by it |
 //! | creating | no | forgotten: nobody was told of it |
 //! | deleting | any | deleted now |
+//! | any | on its way out | deleted now: a full disk kept that from being noted here |
 //! | ready | no | left alone: its host may come back with it; `DELETE` forgets it |
 //!
 //! Nothing of a host is deleted because the catalogue does not know it.
@@ -32,7 +33,8 @@ pub(crate) async fn run(app: &App) -> Result<(), Failure> {
         .collect();
     for entry in app.catalogue().all() {
         let at_host = known.remove(&entry.id);
-        match (entry.state, at_host) {
+        let is_going = at_host.as_ref().is_some_and(|known| known.going);
+        match (if is_going { State::Deleting } else { entry.state }, at_host) {
             (State::Creating, None) => {
                 tracing::warn!(sandbox = %entry.id, name = entry.name, "was being made when the daemon ended, and its host has nothing of it: forgotten");
                 app.catalogue().remove(&entry.id).await?;
@@ -57,7 +59,8 @@ pub(crate) async fn run(app: &App) -> Result<(), Failure> {
             }
         }
     }
-    for at_host in known.into_values() {
+    // One on its way out that nobody knows here goes without anybody's help.
+    for at_host in known.into_values().filter(|known| !known.going) {
         adopt(app, at_host).await?;
     }
     Ok(())

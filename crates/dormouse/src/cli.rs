@@ -502,7 +502,7 @@ pub(crate) struct ForkArgs {
     #[arg(long)]
     pub(crate) name: Option<String>,
     /// So many forks of one and the same moment, 1-16: all of them, or none.
-    #[arg(long, value_name = "NUMBER")]
+    #[arg(long, value_name = "NUMBER", value_parser = fork_count)]
     pub(crate) count: Option<u32>,
     /// Send the same request again safely: one key makes the forks once.
     #[arg(long, value_name = "KEY")]
@@ -923,6 +923,14 @@ fn spending_limit(text: &str) -> Result<OrNever, String> {
         .map_err(|_| "a whole number of GiB-seconds, or `none`".to_owned())
 }
 
+fn fork_count(text: &str) -> Result<u32, String> {
+    let most = api::sandbox::FORKS_MAX;
+    text.parse()
+        .ok()
+        .filter(|count| (1..=most).contains(count))
+        .ok_or_else(|| format!("not a whole number from 1 to {most}"))
+}
+
 fn pool_size(text: &str) -> Result<usize, String> {
     let most = host::settings::POOL_MAX;
     text.parse()
@@ -988,6 +996,10 @@ mod tests {
         assert_eq!(forwarded("5432:0"), Ok(Forwarded { port: 5432, local: 0 }));
         for bad in ["", "0", "x", "5432:", ":1", "5432:65536", "1:2:3"] {
             assert!(forwarded(bad).is_err(), "{bad}");
+        }
+        assert_eq!((fork_count("1"), fork_count("16")), (Ok(1), Ok(16)));
+        for bad in ["x", "0", "17", "-1", "1.5", ""] {
+            assert_eq!(fork_count(bad), Err("not a whole number from 1 to 16".to_owned()), "{bad}");
         }
         assert!(pair("=x").is_err());
         assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));

@@ -287,7 +287,7 @@ pub(crate) async fn why(State(app): State<App>, At(entry): At) -> Result<Json<Wh
         }
     }
     // Read last, so that it is never older than the timeline.
-    let sandbox = app.host().view(&entry.id).await?.sandbox;
+    let sandbox = super::told(&app, &entry.id).await?;
     let summary = summary(&sandbox);
     Ok(Json(Why { sandbox, summary, wakes, sleeps, timeline: timeline.into() }))
 }

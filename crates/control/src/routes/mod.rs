@@ -18,7 +18,8 @@ mod volumes;
 
 pub(crate) use sandboxes::LogKind;
 
-use api::{ApiError, Code};
+use api::sandbox::Sandbox;
+use api::{ApiError, Code, SandboxId};
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
@@ -126,6 +127,15 @@ async fn no_method() -> Failure {
     ApiError::new(Code::MethodNotAllowed, "this path does not have this method")
         .hint("the `Allow` header lists those it has")
         .into()
+}
+
+/// What its host tells of a sandbox, unless it is on its way out.
+async fn told(app: &App, id: &SandboxId) -> Result<Sandbox, Failure> {
+    let known = app.host().view(id).await?;
+    if known.going {
+        return Err(ApiError::new(Code::BeingDeleted, "the sandbox is being deleted").into());
+    }
+    Ok(known.sandbox)
 }
 
 /// Runs work to its end even if the client goes away meanwhile.

@@ -16,7 +16,7 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 
-use super::to_the_end;
+use super::{to_the_end, told};
 use crate::App;
 use crate::catalogue::{Entry, Face};
 use crate::failure::Failure;
@@ -39,7 +39,8 @@ const IDEMPOTENCY_KEY: &str = "idempotency-key";
 /// Make a sandbox
 ///
 /// Answers when its guest runs and takes commands. With an `Idempotency-Key` the same request may be sent again: it
-/// makes one sandbox and gets the same answer for 24 hours.
+/// makes one sandbox and gets the same answer for 24 hours, with the header `Idempotency-Replayed: true`; that answer says how
+/// the sandbox was then, also where it was deleted since.
 #[utoipa::path(
     post, path = "/v1/sandboxes", tag = "sandboxes", operation_id = "create_sandbox",
     params(("Idempotency-Key" = Option<String>, Header, description = "Any text of at most 255 visible characters", example = "build-17")),
@@ -108,6 +109,7 @@ pub(crate) async fn list(
         .list()
         .await
         .into_iter()
+        .filter(|known| !known.going)
         .map(|known| (known.sandbox.id.clone(), known.sandbox))
         .collect();
     let mut sandboxes = Vec::new();
@@ -117,7 +119,7 @@ pub(crate) async fn list(
         if after.as_ref().is_some_and(|(ms, id)| (entry.created_ms, &entry.id) <= (*ms, id)) {
             continue;
         }
-        // Those being made appear when their host has begun with them, those being deleted until it has ended.
+        // Those being made appear when their host has begun with them, and go when it begins to delete them.
         let Some(view) = views.remove(&entry.id) else { continue };
         if entry.face == Face::Box {
             continue;
@@ -149,7 +151,7 @@ pub(crate) async fn list(
     responses((status = 200, description = "Its view", body = Sandbox)),
 )]
 pub(crate) async fn view(State(app): State<App>, At(entry): At) -> Result<Json<Sandbox>, Failure> {
-    Ok(Json(app.host().view(&entry.id).await?.sandbox))
+    Ok(Json(told(&app, &entry.id).await?))
 }
 
 /// Change a sandbox

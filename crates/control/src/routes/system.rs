@@ -69,8 +69,14 @@ pub(crate) async fn drain(
         example = "# TYPE dormouse_wakes counter\ndormouse_wakes_total{cause=\"call\",tier=\"disk\"} 3\n# EOF\n")),
 )]
 pub(crate) async fn metrics(State(app): State<App>) -> Result<Response, Failure> {
-    let sandboxes: Vec<_> =
-        app.host().list().await.into_iter().map(|known| known.sandbox).collect();
+    let sandboxes: Vec<_> = app
+        .host()
+        .list()
+        .await
+        .into_iter()
+        .filter(|known| !known.going)
+        .map(|known| known.sandbox)
+        .collect();
     let Json(used) = super::usage::of_all(State(app.clone())).await?;
     let text = app
         .metrics()

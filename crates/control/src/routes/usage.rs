@@ -29,7 +29,7 @@ pub(crate) async fn of_one(
     State(app): State<App>,
     At(entry): At,
 ) -> Result<Json<SandboxUsage>, Failure> {
-    let sandbox = app.host().view(&entry.id).await?.sandbox;
+    let sandbox = super::told(&app, &entry.id).await?;
     Ok(Json(told(&app, sandbox).await?))
 }
 

@@ -153,6 +153,11 @@ impl Fake {
             .ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))
     }
 
+    /// It begins to remove this sandbox, and is not done yet.
+    pub(crate) fn begin_to_delete(&self, id: &SandboxId) {
+        self.state().get_mut(id).unwrap().known.going = true;
+    }
+
     fn change(
         &self,
         id: &SandboxId,
@@ -251,6 +256,7 @@ impl Fake {
                 epoch: new.epoch,
                 asleep_ms: None,
                 boxed: None,
+                going: false,
             },
             "sandbox.forked",
         )
@@ -340,6 +346,7 @@ impl Host for Fake {
                 epoch: new.epoch,
                 asleep_ms: None,
                 boxed: None,
+                going: false,
             },
             "sandbox.created",
         )

@@ -207,6 +207,10 @@ async fn several_forks_are_one_request() {
         .map(|fork| fork["name"].as_str().expect("a name").to_owned())
         .collect();
     assert_eq!(names, ["try-1", "try-2", "try-3"]);
+    let list = world.call("GET", "/v1/sandboxes", "").await.value();
+    let listed = list["sandboxes"].as_array().expect("a list").iter();
+    let listed: Vec<_> = listed.map(|one| one["name"].as_str().expect("a name")).collect();
+    assert_eq!(listed, ["web", "try-1", "try-2", "try-3"], "in the order in which they were made");
     let again = world.send(request(&world, path, "f1", body)).await;
     assert_eq!((again.status, again.header("idempotency-replayed")), (201, Some("true")));
     assert_eq!(again.value(), first.value());

@@ -444,6 +444,27 @@ async fn a_sandbox_that_its_host_lost_can_be_deleted() {
 }
 
 #[tokio::test]
+async fn s21_one_that_is_being_deleted_is_in_no_list_and_goes_after_a_restart() {
+    let mut world = World::new().await;
+    let (web, kept) = (world.sandbox("web").await, world.sandbox("kept").await);
+    world.fake.begin_to_delete(&web.id);
+    let list = world.call("GET", "/v1/sandboxes", "").await.value();
+    assert_eq!(list["sandboxes"].as_array().map(Vec::len), Some(1));
+    assert_eq!(list["sandboxes"][0]["id"], kept.id.as_str());
+    for path in ["/v1/sandboxes/web", "/v1/sandboxes/web/why", "/v1/sandboxes/web/usage"] {
+        let told = world.call("GET", path, "").await.error();
+        assert_eq!(told, "409 being_deleted: the sandbox is being deleted", "{path}");
+    }
+    // Only its host has noted that: the catalogue could not.
+    world.restart().await;
+    while world.call("GET", "/v1/sandboxes/web", "").await.status != 404 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.fake.list().await.len(), 1);
+    world.sandbox("web").await;
+}
+
+#[tokio::test]
 async fn a_create_that_fails_leaves_nothing() {
     let world = World::new().await;
     *world.fake.fail_make.lock().unwrap() =

@@ -231,7 +231,13 @@ pub(crate) async fn make<T: DeserializeOwned>(
     if let Some(key) = key {
         request = request.header("idempotency-key", key);
     }
-    read_json(client.send(request, full(body)).await?).await
+    let response = client.send(request, full(body)).await?;
+    if response.headers().contains_key("idempotency-replayed") {
+        eprintln!(
+            "note: made by an earlier request with this key; it may have been changed or deleted since"
+        );
+    }
+    read_json(response).await
 }
 
 /// Deletes one.

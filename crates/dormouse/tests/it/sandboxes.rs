@@ -193,6 +193,26 @@ async fn the_life_of_a_sandbox() {
 }
 
 #[tokio::test]
+async fn an_answer_of_an_earlier_request_is_said_to_be_one() {
+    let world = World::new().await;
+    let create = ["sandboxes", "create", "--name", "web", "--idempotency-key", "k"];
+    world.ok(&create).await;
+    world.ok(&["sandboxes", "delete", "web"]).await;
+    check(
+        &world,
+        &create,
+        expect![[r#"
+        web
+        --- stderr
+        note: made by an earlier request with this key; it may have been changed or deleted since
+        --- exit 0
+    "#]],
+    )
+    .await;
+    assert_eq!(world.ok(&["--json", "sandboxes", "list"]).await, "[]");
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_said_with_what_to_do() {
     let mut world = World::new().await;
     world.ok(&["sandboxes", "create", "--name", "web"]).await;

@@ -6,7 +6,7 @@ use api::{ApiError, Code};
 use lifecycle::{Call, CaptureId, FailureCode, Refusal, What};
 use tokio::sync::oneshot;
 
-use super::Ready;
+use super::{Ready, story};
 use crate::drive_trouble;
 use crate::exec::stands_still_error;
 
@@ -36,19 +36,24 @@ pub(super) enum Goal {
 /// Somebody who waits for a [`Goal`].
 pub(super) type Watcher = (Goal, oneshot::Sender<Result<(), ApiError>>);
 
-/// What an event means to somebody who waits for a goal: `None`, wait on.
+/// What an event means to somebody who waits for a goal: `None`, wait on. `need`: what it was needed for before the event, in the
+/// words of whoever had the need.
 pub(super) fn outcome(
     goal: &Goal,
     event: &What,
     failure: Option<&str>,
+    need: Option<&str>,
 ) -> Option<Result<(), ApiError>> {
     let refused = |refusal: Refusal| Some(Err(refusal_error(refusal, failure)));
     match (goal, event) {
         // One that slept in memory and was to move to disk may be woken before it has: there is no other word of that.
-        (
-            Goal::Asleep,
-            What::Slept { .. } | What::Demoted | What::SleepCancelled { .. } | What::Woke { .. },
-        )
+        (Goal::Asleep, What::SleepCancelled { cause: Some(cause) } | What::Woke { cause, .. }) => {
+            Some(Err(needed_error(&story::need(*cause, need))))
+        }
+        (Goal::Asleep, What::SleepCancelled { cause: None }) => {
+            Some(Err(ApiError::new(Code::SleepFailed, "it was kept awake before it slept")))
+        }
+        (Goal::Asleep, What::Slept { .. } | What::Demoted)
         | (Goal::Started, What::Started { .. })
         | (Goal::Awake, What::Started { .. } | What::Woke { .. })
         | (Goal::Gone, What::Deleted) => Some(Ok(())),
@@ -140,6 +145,12 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
     }
 }
 
+/// It is not put to sleep: this needs it.
+pub(super) fn needed_error(what: &str) -> ApiError {
+    ApiError::new(Code::Needed, format!("it is needed at this moment: {what}"))
+        .hint("it sleeps by itself when nothing needs it; ask again if it shall sleep sooner")
+}
+
 /// The project's spending limit is reached (S23).
 pub(crate) fn spending_error() -> ApiError {
     ApiError::new(Code::SpendingLimit, "the project's spending limit for this month is reached")
@@ -162,11 +173,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_asked_for_sleep_on_disk_is_answered_when_a_need_comes_first() {
+    fn s05_who_asked_for_sleep_is_told_what_needs_it_when_a_need_comes_first() {
         let cause = Cause::Call(Call::of(CallKind::Api));
+        let need = Some("a file read");
         let woke = What::Woke { from: Tier::Memory, cause, slept_ms: 12 };
-        assert!(matches!(outcome(&Goal::Asleep, &woke, None), Some(Ok(()))));
+        let kept = What::SleepCancelled { cause: Some(cause) };
+        for event in [woke, kept] {
+            let error = outcome(&Goal::Asleep, &event, None, need).expect("answered");
+            let error = error.expect_err("it does not sleep");
+            assert_eq!((error.code, error.retryable), (Code::Needed, true));
+            assert_eq!(error.error, "it is needed at this moment: a file read");
+        }
         let waking = What::Waking { from: Tier::Memory, cause };
-        assert!(outcome(&Goal::Asleep, &waking, None).is_none());
+        assert!(outcome(&Goal::Asleep, &waking, None, need).is_none());
+        let slept = What::Slept { tier: Tier::Disk, cause: lifecycle::SleepCause::Asked };
+        assert!(matches!(outcome(&Goal::Asleep, &slept, None, need), Some(Ok(()))));
     }
 }

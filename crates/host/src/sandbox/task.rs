@@ -361,6 +361,7 @@ impl Task {
     }
 
     async fn on_event(&mut self, what: &What, data: &mut Option<Map<String, Value>>) {
+        let need = self.need.clone();
         if self.on_checkpoint_event(what) {
             return;
         }
@@ -397,6 +398,8 @@ impl Task {
                     self.note(|manifest| manifest.last_end = None).await;
                 }
             }
+            // What kept it awake is served; the next need has words of its own.
+            What::SleepCancelled { .. } => self.need = None,
             What::Slept { .. } => {
                 // Put to sleep under calls that are under way: they need it still. One that waits for a command's result can
                 // wait, whoever asked for the sleep has seen to that.
@@ -466,7 +469,7 @@ impl Task {
         let failure = self.failure.as_deref();
         let mut still = Vec::new();
         for (goal, reply) in self.watchers.drain(..) {
-            match outcome(&goal, what, failure) {
+            match outcome(&goal, what, failure, need.as_deref()) {
                 // The caller may have gone away: then nobody needs the answer.
                 Some(result) => drop(reply.send(result)),
                 None => still.push((goal, reply)),

@@ -34,7 +34,7 @@ pub(crate) fn known(
             lifecycle::Status::Starting => Status::Starting,
             lifecycle::Status::Running => Status::Running,
             lifecycle::Status::Sleeping => Status::Sleeping,
-            // One that is being removed is on its way out of every list; until then it is of no use.
+            // One that is being removed is in no list; one that could not be removed is of no use.
             lifecycle::Status::Failed
             | lifecycle::Status::Deleting
             | lifecycle::Status::Deleted => Status::Failed,
@@ -83,6 +83,7 @@ pub(crate) fn known(
         epoch: manifest.epoch,
         asleep_ms: asleep_ms(core, manifest),
         boxed: manifest.policy.boxed.is_some().then(|| box_life(core, now)),
+        going: core.is_going(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::settle::Plan;
 use super::{LastSleep, LastWake, Sandbox};
-use crate::need::CallKind;
+use crate::need::{CallKind, Cause};
 use crate::order::{Attempt, Death, FailureCode};
 use crate::phase::{Phase, SleepTier, Status};
 use crate::policy::Policy;
@@ -156,6 +156,24 @@ impl Sandbox {
         }
     }
 
+    /// What it is being brought back for, or is brought back for as soon as it sleeps; `None`: nothing that is not there yet needs it.
+    pub fn needed_by(&self) -> Option<Cause> {
+        match self.phase {
+            Phase::Waking { cause, .. } => Some(cause),
+            Phase::Suspending { wake, .. }
+            | Phase::Demoting { wake, .. }
+            | Phase::CapturingAsleep { wake, .. } => wake,
+            Phase::Starting { .. }
+            | Phase::Running { .. }
+            | Phase::CapturingAwake { .. }
+            | Phase::Asleep { .. }
+            | Phase::Off { .. }
+            | Phase::Failed { .. }
+            | Phase::Deleting { .. }
+            | Phase::Deleted => None,
+        }
+    }
+
     /// What made it run the last time; `None` until something has needed it since its first start or since the daemon
     /// started.
     pub fn last_wake(&self) -> Option<LastWake> {
@@ -172,10 +190,17 @@ impl Sandbox {
         self.last_death
     }
 
+    /// Whether it is being removed, or is gone. One that could not be removed so far is there still, as failed: somebody may have
+    /// to look after it.
+    pub fn is_going(&self) -> bool {
+        matches!(self.phase, Phase::Deleting { failed_tries: 0, .. } | Phase::Deleted)
+    }
+
     /// The `failure_code`: why it failed, or `machine_lost` on one that runs again after its machine was lost (S24).
     pub fn failure_code(&self) -> Option<FailureCode> {
         match self.phase {
             Phase::Failed { code, .. } => Some(code),
+            Phase::Deleting { failed_tries: 1.., .. } => Some(FailureCode::DestroyFailed),
             Phase::Starting { .. }
             | Phase::Running { .. }
             | Phase::CapturingAwake { .. }

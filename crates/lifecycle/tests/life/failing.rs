@@ -121,6 +121,7 @@ fn s17_a_boot_that_dies_is_a_failed_start() {
 fn s22_a_deletion_is_tried_until_it_succeeds_and_asking_again_does_not_hurt() {
     let mut sandbox = Obedient::running(after_30s()).sandbox;
     assert_eq!(sandbox.handle_delete(at(0)), Served::Later);
+    assert!(sandbox.is_going());
     let mut now = at(0);
     let mut waits = Vec::new();
     for _ in 0..12 {
@@ -129,6 +130,9 @@ fn s22_a_deletion_is_tried_until_it_succeeds_and_asking_again_does_not_hurt() {
         assert_eq!(sandbox.poll_order(), None);
         let report = Report::Failed { code: FailureCode::DestroyFailed, left: Left::Lost };
         say(&mut sandbox, now, destroy, report);
+        // Somebody may have to see to it.
+        assert!(!sandbox.is_going());
+        assert_eq!(sandbox.failure_code(), Some(FailureCode::DestroyFailed));
         let again = sandbox.poll_deadline().expect("it is tried again");
         waits.push(again.ms_since(now));
         now = again;

@@ -13,9 +13,9 @@ use super::{Halt, Task, now};
 use crate::clock::{rfc3339, unix_ms_of};
 use crate::exec::stands_still_error;
 use crate::guest::LinkState;
-use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, refusal_error};
+use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, needed_error, refusal_error};
 use crate::sandbox::work::{CaptureTo, chain};
-use crate::sandbox::{CallGuard, Message, Ready, view};
+use crate::sandbox::{CallGuard, Message, Ready, story, view};
 
 impl Task {
     pub(super) async fn on_message(&mut self, message: Message) {
@@ -27,8 +27,13 @@ impl Task {
             Message::Sleep { tier, cause, reply } => {
                 let tier = tier
                     .map(|tier| if tier == SleepTier::Memory { Tier::Memory } else { Tier::Disk });
-                let served = self.core.handle_sleep(now, cause, tier);
-                self.wait_for(Goal::Asleep, served, reply);
+                match (self.core.handle_sleep(now, cause, tier), self.core.needed_by()) {
+                    (Err(lifecycle::Refusal::Waking), Some(cause)) => {
+                        let what = story::need(cause, self.need.as_deref());
+                        drop(reply.send(Err(needed_error(&what))));
+                    }
+                    (served, _) => self.wait_for(Goal::Asleep, served, reply),
+                }
             }
             Message::Restart { reply } => self.on_restart(reply),
             Message::Restore { reply } => {
