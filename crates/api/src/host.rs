@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{broadcast, mpsc};
 
-use crate::boxes::{BoxLife, BoxLimits};
+use crate::boxes::{BoxLife, BoxLimits, Wiring};
 use crate::checkpoint::Checkpoint;
 use crate::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use crate::exec::{Exec, ExecRequest, Exit, Output};
@@ -51,6 +51,8 @@ pub struct NewSandbox {
     pub policy: PolicyPatch,
     /// It is a box: it follows these settings instead.
     pub boxed: Option<BoxLimits>,
+    /// How its names are wired (T6).
+    pub wiring: Option<Wiring>,
     /// Secret part of its URLs.
     pub link_key: String,
     /// Ownership count of the catalogue: a host refuses orders older than what it has seen.
@@ -326,6 +328,12 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// The project's spending limit is reached, or is not any more (S23). Until it is not, all sandboxes are put to sleep, and
     /// none is made or woken.
     fn limit_spending(&self, reached: bool);
+
+    /// A connection to the external base of a box, as its programs have it through a name in external mode (T17).
+    fn external(&self, id: &SandboxId) -> Result<Box<dyn Duplex>, ApiError>;
+
+    /// Wires the names of a box anew; what went another way than now ends. Asleep is fine.
+    async fn wire(&self, id: &SandboxId, wiring: Wiring) -> Result<(), ApiError>;
 
     /// Brings back a box that the rules of idleness have stopped, as it was when it froze (B27); answers when it runs.
     async fn restore(&self, id: &SandboxId) -> Result<(), ApiError>;

@@ -247,6 +247,7 @@ fn new_sandbox(entry: &Entry, request: CreateSandbox) -> NewSandbox {
         labels: request.labels,
         policy,
         boxed: None,
+        wiring: None,
         link_key: entry.link_key.clone(),
         epoch: entry.epoch,
     }
@@ -258,7 +259,11 @@ fn box_sandbox(entry: &Entry, new: &NewBox) -> NewSandbox {
         memory_mib: Some(new.memory_mib),
         ..CreateSandbox::default()
     };
-    NewSandbox { boxed: Some(new.limits.clone()), ..new_sandbox(entry, request) }
+    NewSandbox {
+        boxed: Some(new.limits.clone()),
+        wiring: Some(new.wiring()),
+        ..new_sandbox(entry, request)
+    }
 }
 
 /// Rows of the sandboxes that are to be made.

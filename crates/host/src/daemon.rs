@@ -9,6 +9,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use api::{ApiError, Code, Event, SandboxId};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, broadcast, mpsc};
 use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
@@ -25,6 +26,7 @@ use crate::pool::{self, Pool};
 use crate::recovery;
 use crate::sandbox::Handle;
 use crate::sandbox::work::{chain, without_paths};
+use crate::services::{self, Services};
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::snapshots::Snapshots;
@@ -149,13 +151,16 @@ impl Daemon {
             .map_err(StartError::Network)?;
         let subnet = network.subnet();
         // Without a name server guests still work; something else may hold the port.
-        let dns = match Dns::start(subnet.gateway()).await {
+        let services = Arc::new(Services::new(subnet));
+        let dns = match Dns::start(subnet.gateway(), Arc::clone(&services)).await {
             Ok(dns) => Some(dns),
             Err(error) => {
                 tracing::error!(%error, "guests have no name server");
                 None
             }
         };
+        let names = TcpListener::bind((subnet.gateway(), services::PORT)).await;
+        let names = names.map_err(StartError::Network)?;
         let store = open_store(&settings).await?;
         let host = host_name(&settings)?;
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
@@ -177,6 +182,7 @@ impl Daemon {
             no_tap,
             subnet,
             slots: Slots::default(),
+            services,
             templates: Templates::default(),
             budget,
             restores: Semaphore::new(restores_at_once()),
@@ -214,6 +220,7 @@ impl Daemon {
         let weak = Arc::downgrade(&daemon);
         tokio::spawn(execs_kept::keep(weak.clone(), daemon.events.subscribe()));
         tokio::spawn(pool::keep(weak.clone()));
+        tokio::spawn(services::serve(weak.clone(), names, daemon.events.subscribe()));
         tokio::spawn(forget_the_lost(weak.clone(), daemon.events.subscribe()));
         tokio::spawn(async move {
             while let Some(id) = gone_inbox.recv().await {

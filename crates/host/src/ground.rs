@@ -14,6 +14,7 @@ use crate::drives::Drives;
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
 use crate::sandbox::work::chain;
+use crate::services::Services;
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::template::Templates;
@@ -30,6 +31,8 @@ pub(crate) struct Ground {
     pub(crate) no_tap: std::sync::Arc<std::os::fd::OwnedFd>,
     pub(crate) subnet: Subnet,
     pub(crate) slots: Slots,
+    /// Names in boxes.
+    pub(crate) services: Arc<Services>,
     pub(crate) templates: Templates,
     /// Disks that outlive sandboxes.
     pub(crate) drives: Arc<Drives>,

@@ -47,6 +47,7 @@ mod record;
 mod recovery;
 mod sandbox;
 pub mod sandbox_log;
+mod services;
 pub mod settings;
 mod slots;
 mod snapshots;

@@ -15,7 +15,7 @@ use std::io;
 use std::path::Path;
 
 use api::SandboxId;
-use api::boxes::BoxLimits;
+use api::boxes::{BoxLimits, Wiring};
 use api::sandbox::{PolicyPatch, SLEEP_AFTER_SECONDS_DEFAULT};
 use lifecycle::StopCause;
 use serde::{Deserialize, Serialize};
@@ -87,6 +87,9 @@ pub struct Manifest {
     /// Of a box: how it has been used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub box_use: Option<BoxUse>,
+    /// Of a box: how its names are wired.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub wiring: Option<Wiring>,
     /// The IPv6 address that it has; `None`: none, or its agent is older than these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<std::net::Ipv6Addr>,
@@ -448,6 +451,7 @@ mod tests {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            wiring: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Off { code: "poweroff".to_owned() },

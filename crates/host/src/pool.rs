@@ -543,6 +543,7 @@ impl Manifest {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            wiring: None,
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,

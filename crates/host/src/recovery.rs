@@ -187,6 +187,11 @@ async fn take_up(
         undo(&mut body, &id)?;
         return Ok(None);
     };
+    let address = ground.subnet.address(body.slot.number());
+    let wiring = record.with(|manifest| manifest.wiring.clone());
+    if let Err(error) = ground.services.wire(&id, address, wiring).await {
+        tracing::error!(sandbox = %id, %error, "its names are not wired");
+    }
     let mut timeline = Timeline::open(id.clone(), &body.files.timeline(), events.clone())
         .map_err(|error| error.to_string())?;
     let text = match found {

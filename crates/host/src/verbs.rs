@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use api::boxes::Wiring;
 use api::checkpoint::Checkpoint;
 use api::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use api::exec::{Exec, ExecRequest};
@@ -143,6 +144,7 @@ impl Host for Daemon {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            wiring: new.wiring.clone(),
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,
@@ -160,8 +162,14 @@ impl Host for Daemon {
                 .map_err(|error| internal("its ready copy could not be claimed", &error))?,
             None => self.found(&new.id, manifest).await?,
         };
+        let address = self.ground.subnet.address(body.slot.number());
+        let wired = self.ground.services.wire(&new.id, address, new.wiring.clone()).await;
         let handle = self.begin(body, record, "created", "was made")?;
         claim.keep();
+        if let Err(error) = wired {
+            let error = internal("its names could not be wired", &error);
+            return Err(unmade(&handle, error).await);
+        }
         let started = handle.started().await;
         if let Err(error) = started {
             return Err(unmade(&handle, error).await);
@@ -258,6 +266,22 @@ impl Host for Daemon {
 
     fn limit_spending(&self, reached: bool) {
         self.ground.spending.send_if_modified(|was| std::mem::replace(was, reached) != reached);
+    }
+
+    fn external(&self, id: &SandboxId) -> Result<Box<dyn Duplex>, ApiError> {
+        let connection = self.ground.services.external(self.handle(id)?.address);
+        let connection = connection
+            .ok_or_else(|| ApiError::new(Code::PortClosed, "this box has no external base"))?;
+        Ok(Box::new(connection))
+    }
+
+    async fn wire(&self, id: &SandboxId, wiring: Wiring) -> Result<(), ApiError> {
+        let handle = self.handle(id)?;
+        let kept = wiring.clone();
+        let changed = handle.record().change(move |manifest| manifest.wiring = Some(kept)).await;
+        changed.map_err(|error| internal("its wiring could not be stored", &error))?;
+        let wired = self.ground.services.wire(id, handle.address, Some(wiring)).await;
+        wired.map_err(|error| internal("its names could not be wired", &error))
     }
 
     async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {
@@ -386,8 +410,7 @@ impl Host for Daemon {
     ) -> Result<Answer<Connection>, ApiError> {
         let ready =
             self.handle(id)?.call(Call::to_port(CallKind::EdgeRequest, port), caller.what).await?;
-        let patience = self.ground.settings.port_retry.saturating_sub(ready.awake_since.elapsed());
-        let stream = connect(&ready, port, patience).await?;
+        let stream = self.reach(&ready, port).await?;
         Ok(Answer { woke_ms: ready.woke_ms, value: Connection { stream, life: ready.life } })
     }
 
@@ -675,6 +698,7 @@ impl Daemon {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            wiring: new.wiring.clone(),
             ipv6: None,
             network_at_rest: None,
             state: State::Creating,
@@ -714,6 +738,16 @@ impl Daemon {
             return Err(unmade(&handle, error).await);
         }
         handle.view().await.map(|known| known.sandbox)
+    }
+
+    /// A connection to a port of a guest that is awake. A refused port is tried again for a while after a wake or start.
+    pub(crate) async fn reach(
+        &self,
+        ready: &Ready,
+        port: u16,
+    ) -> Result<Box<dyn Duplex>, ApiError> {
+        let patience = self.ground.settings.port_retry.saturating_sub(ready.awake_since.elapsed());
+        connect(ready, port, patience).await
     }
 
     /// Starts the task of a founded sandbox.

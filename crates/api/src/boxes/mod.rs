@@ -4,6 +4,7 @@
 //! - [`view`]: what is told about one.
 //! - [`act`]: what is done with one.
 //! - [`host`]: what its host decides by.
+//! - [`wiring`]: how its names are wired, as its host carries it out.
 //!
 //! Names are `camelCase` on this face.
 
@@ -11,5 +12,7 @@ pub mod act;
 pub mod host;
 pub mod start;
 pub mod view;
+pub mod wiring;
 
 pub use host::{BoxBlocker, BoxFreeze, BoxLife, BoxLimits, BoxStatus};
+pub use wiring::Wiring;

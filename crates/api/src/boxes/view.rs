@@ -128,6 +128,16 @@ pub struct ServiceView {
     pub from_port: Option<u16>,
 }
 
+/// The services of a box.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct ServiceList {
+    /// As they are declared.
+    pub services: Vec<ServiceView>,
+}
+
 /// What the conversation does that used a box last (B37).
 #[derive(
     Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,

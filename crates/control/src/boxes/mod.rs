@@ -6,7 +6,7 @@
 //! - [`view`]: telling about one.
 //! - [`act`]: calls that act on one, each of which is use from its start to its end.
 //! - [`exec`], [`procs`]: commands and processes.
-//! - [`services`]: names, addresses and URLs.
+//! - [`services`]: names, addresses and URLs; [`wire`]: switching them.
 //! - [`keep`]: what happens to boxes by themselves.
 //!
 //! # Not here
@@ -22,6 +22,7 @@ mod record;
 mod services;
 mod start;
 mod view;
+mod wire;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -40,6 +41,7 @@ pub(crate) use record::{BoxRecord, Ended};
 pub(crate) use services::{first_service, target_of};
 pub(crate) use start::{Asked, NewBox, start};
 pub(crate) use view::{events, list, status};
+pub(crate) use wire::wire;
 
 use crate::catalogue::Catalogue;
 use crate::failure::Failure;

@@ -1,11 +1,12 @@
 //! A box's services: their names, their addresses in the box, and their URLs (T6-T11, T17).
 
 use std::collections::HashMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use api::ApiError;
-use api::boxes::start::{AGENT_PORTS, SERVICES_MAX, ServiceSpec};
+use api::boxes::start::{AGENT_PORTS, SERVICES_MAX, ServiceSpec, StartBox};
 use api::boxes::view::ServiceView;
+use api::boxes::wiring::{Wire, WireTo, Wiring};
 
 use super::BoxRecord;
 use crate::App;
@@ -109,6 +110,10 @@ pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
         return Err(wrong("neither http nor https"));
     }
     let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
+    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+    if is_this_machine(host) {
+        return Err(wrong("it leads to this host itself, which boxes do not reach"));
+    }
     if authority.as_str().contains('@') {
         return Err(wrong("it has credentials"));
     }
@@ -116,6 +121,21 @@ pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
         return Err(wrong("it has a query or a fragment"));
     }
     Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// Whether a host of a URL is the machine on which this runs, or only its own link.
+fn is_this_machine(host: &str) -> bool {
+    match host.parse::<IpAddr>() {
+        Ok(IpAddr::V4(ip)) => ip.is_loopback() || ip.is_unspecified() || ip.is_link_local(),
+        Ok(IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
+            Some(ip) => is_this_machine(&ip.to_string()),
+            None => ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local(),
+        },
+        Err(_) => {
+            let name = host.trim_end_matches('.').to_ascii_lowercase();
+            name == "localhost" || name.ends_with(".localhost")
+        }
+    }
 }
 
 fn is_host_name(name: &str) -> bool {
@@ -164,6 +184,31 @@ pub(super) fn addresses(services: &[ServiceSpec]) -> Vec<Option<Ipv4Addr>> {
         found.push(Some(*known.entry(&service.name).or_insert(Ipv4Addr::from(next))));
     }
     found
+}
+
+/// How a box's host is told to wire its names. `external`: which services, by their places, are at the external base.
+pub(super) fn wiring(spec: &StartBox, external: &[usize]) -> Wiring {
+    let addresses = addresses(&spec.services);
+    let wires =
+        spec.services.iter().zip(addresses).enumerate().map(|(place, (service, address))| {
+            let (address, bits) = match (address, range(&service.name)) {
+                (_, Some(range)) => range,
+                (Some(address), None) => (address, 32),
+                // Every name that is no range has an address.
+                (None, None) => (Ipv4Addr::UNSPECIFIED, 32),
+            };
+            let to = match &service.from_box {
+                Some(id) => id
+                    .parse()
+                    .ok()
+                    .map(|id| WireTo::Link { id, port: service.from_port.unwrap_or(service.port) }),
+                None if external.contains(&place) => Some(WireTo::External),
+                None => Some(WireTo::Here { port: service.target() }),
+            };
+            let name = range(&service.name).is_none().then(|| service.name.clone());
+            to.map(|to| Wire { name, address, bits, port: service.port, to })
+        });
+    Wiring { wires: wires.flatten().collect(), external_base_url: spec.external_base_url.clone() }
 }
 
 /// The service that the box's plain URL opens: the first one declared (T17).
@@ -313,6 +358,10 @@ mod tests {
             "http://u:p@x.test",
             "http://x.test/?q=1",
             "http://x.test/#f",
+            "http://127.0.0.1:80",
+            "http://[::1]/",
+            "http://a.localhost",
+            "http://169.254.169.254/",
             "",
         ] {
             check_external(bad).expect_err(bad);

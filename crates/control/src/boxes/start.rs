@@ -315,6 +315,11 @@ async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<S
 }
 
 impl NewBox {
+    /// How its names are wired.
+    pub(crate) fn wiring(&self) -> api::boxes::Wiring {
+        services::wiring(&self.spec, &self.external)
+    }
+
     /// What is kept of it, once its id is drawn.
     pub(crate) fn record(&self, entry: &crate::catalogue::Entry) -> BoxRecord {
         BoxRecord {

@@ -28,13 +28,13 @@ pub(super) async fn serve(
     record: &BoxRecord,
     port: Option<u16>,
     request: Request<Incoming>,
-    passing: Passing<'_>,
+    mut passing: Passing<'_>,
 ) -> Response<Body> {
     let form = Form::wanted(request.headers());
     if let Some(ended) = &record.ended {
         return told(ended.status, false);
     }
-    let Some((_, service)) = target_of(record, port) else {
+    let Some((place, service)) = target_of(record, port) else {
         if port.is_none() && first_service(record).is_none() {
             let error = ApiError::new(Code::PortClosed, "this box has no service");
             let mut response =
@@ -46,6 +46,7 @@ pub(super) async fn serve(
         return refusal::response(no_such_link(), form);
     };
     let port = service.target();
+    passing.external = record.is_external(place);
     let page_load = is_page_load(request.method(), request.headers());
     let language = Language::wanted(request.headers());
     let (request, error) = match pass_on(app, &record.id, port, request, &passing).await {

@@ -51,11 +51,11 @@ pub(crate) async fn handle(
     let outside = Outside { host: &address.written, scheme: app.links().scheme(), peer };
     match target {
         Target::Box(record) => {
-            let passing = Passing { outside, peer, is_box: true };
+            let passing = Passing { outside, peer, is_box: true, external: false };
             boxes::serve(app, &record, label.port, request, passing).await
         }
         Target::Sandbox(entry) => {
-            let passing = Passing { outside, peer, is_box: false };
+            let passing = Passing { outside, peer, is_box: false, external: false };
             match pass_on(app, &entry.id, label.sandbox_port(), request, &passing).await {
                 Ok(response) => response,
                 Err((_, error)) => refusal::response(error, form),
@@ -70,6 +70,8 @@ pub(super) struct Passing<'a> {
     pub(super) peer: Option<SocketAddr>,
     /// What comes over a connection that stays open counts for nothing (B9).
     pub(super) is_box: bool,
+    /// The service is not in the box, but at its external base (T17).
+    pub(super) external: bool,
 }
 
 /// Passes a request on to a port. An error comes with the request where nothing was done with it yet.
@@ -103,9 +105,13 @@ async fn pass_held(
     passing: &Passing<'_>,
     hold: Answer<Box<dyn Hold>>,
 ) -> Result<Response<Body>, ApiError> {
-    let connection = reach(app, id, port, caller.clone()).await?;
     let machine = app.machines().end_of(id);
-    let woke_ms = both(hold.woke_ms, connection.woke_ms);
+    let (stream, woke_ms) = if passing.external {
+        (app.host().external(id)?, hold.woke_ms)
+    } else {
+        let connection = reach(app, id, port, caller.clone()).await?;
+        (connection.value.stream, both(hold.woke_ms, connection.woke_ms))
+    };
 
     let wish = upgrade(request.headers());
     let client = wish.is_some().then(|| hyper::upgrade::on(&mut request));
@@ -119,7 +125,7 @@ async fn pass_held(
     let (mut sender, wire) = http1::Builder::new()
         .max_buf_size(ANSWER_HEAD_BYTES_MAX)
         .max_headers(ANSWER_HEADERS_MAX)
-        .handshake(TokioIo::new(connection.value.stream))
+        .handshake(TokioIo::new(stream))
         .await
         .map_err(|error| bad_answer(&error, port, "does not speak HTTP/1"))?;
     // Dropped with the request or its answer: a client that goes away ends the connection into the sandbox.

@@ -2,9 +2,9 @@
 
 use std::convert::Infallible;
 
-use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses};
+use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses, BoxWire};
 use api::boxes::start::{StartBox, StartedBox};
-use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat};
+use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList};
 use api::host::Answer;
 
 use axum::Json;
@@ -211,6 +211,28 @@ pub(crate) async fn procs(
     BoxId(id): BoxId,
 ) -> Result<Json<BoxProcesses>, Failure> {
     Ok(Json(boxes::procs(&app, &who, &id).await?))
+}
+
+/// Switch a service of a box
+///
+/// Between its process in the box and `externalBaseUrl`; names that share a process switch together. Connections that went the other
+/// way end. Use of the box.
+#[utoipa::path(
+    post, path = "/v1/boxes/{id}/wire", tag = "boxes", operation_id = "box_wire",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    request_body(content = BoxWire, description = "Which, and where to"),
+    responses((status = 200, description = "All services as they are now", body = ServiceList)),
+)]
+pub(crate) async fn wire(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    JsonBody(request): JsonBody<BoxWire>,
+) -> Result<Json<ServiceList>, Failure> {
+    to_the_end(async move {
+        Ok(Json(ServiceList { services: boxes::wire(&app, &who, &id, &request).await? }))
+    })
+    .await
 }
 
 /// Where in a box.

@@ -78,6 +78,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(boxes::events))
         .routes(routes!(boxes::exec))
         .routes(routes!(boxes::procs))
+        .routes(routes!(boxes::wire))
         .routes(routes!(boxes::read))
         .routes(routes!(boxes::pull, boxes::push))
         .routes(routes!(boxes::heartbeat))

@@ -392,6 +392,14 @@ impl Host for Fake {
         self.spending_reached.store(reached, Ordering::SeqCst);
     }
 
+    fn external(&self, _: &SandboxId) -> Result<Box<dyn api::host::Duplex>, ApiError> {
+        Err(ApiError::new(Code::PortClosed, "this box has no external base"))
+    }
+
+    async fn wire(&self, id: &SandboxId, _: api::boxes::Wiring) -> Result<(), ApiError> {
+        self.known(id).map(drop)
+    }
+
     async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {
         self.known(id).map(drop)
     }

@@ -415,6 +415,7 @@ async fn what_a_host_has_and_the_catalogue_lost_is_entered_again() {
         env: std::collections::BTreeMap::new(),
         labels: std::collections::BTreeMap::new(),
         boxed: None,
+        wiring: None,
         policy: api::sandbox::PolicyPatch::default(),
         link_key: "keykeykeykeykeykeyke".into(),
         epoch: 1,

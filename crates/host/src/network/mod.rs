@@ -13,6 +13,7 @@ pub mod dns;
 mod hold;
 pub mod ipv6;
 mod rules;
+pub(crate) mod services;
 
 pub(crate) use hold::{SubnetHold, SubnetTaken};
 

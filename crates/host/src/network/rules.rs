@@ -1,5 +1,7 @@
 //! The nftables table: what guests may reach, and who may reach them.
 //!
+//! A connection of a box to one of its own names is turned back to it, and comes from the gateway then (`services`).
+//!
 //! A guest reaches the internet (masqueraded as the host) and the host's name server for guests, nothing else: not the
 //! host, not another sandbox, no private, link-local or multicast range. From outside nobody reaches a guest; the host
 //! itself does. That a guest uses no address but its own is seen to by strict reverse-path filtering on each tap.
@@ -15,6 +17,10 @@ pub(super) fn remove(subnet: Subnet) -> String {
 /// Addresses that are not the internet (RFC 6890 and successors).
 const NOT_PUBLIC: &str = "0.0.0.0/8, 10.0.0.0/8, 100.64.0.0/10, 127.0.0.0/8, 169.254.0.0/16, 172.16.0.0/12, \
                           192.0.0.0/24, 192.168.0.0/16, 198.18.0.0/15, 224.0.0.0/3";
+
+/// Where names and ranges of boxes lie (T6, T9): what a box with names sends there is never passed on, but turned back into it or
+/// taken by the daemon.
+const WIRED: &str = "10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16, 198.18.0.0/15";
 
 /// IPv6 addresses that are not the internet, or lead to IPv4 ones that are not.
 const NOT_PUBLIC_V6: &str = "::/96, ::ffff:0:0/96, 64:ff9b::/96, 64:ff9b:1::/48, 100::/64, 2002::/16, fc00::/7, fe80::/10, \
@@ -58,6 +64,7 @@ pub(super) fn script(subnet: Subnet, ipv6_outbound: bool) -> String {
     let taps = format!("\"{}*\"", subnet.tap_prefix());
     let gateway = subnet.gateway();
     let guests = format!("{}/16", subnet.address(0));
+    let port = crate::services::PORT;
     let from_guest_v6 = from_guest_v6(subnet, &taps, ipv6_outbound);
     let masquerade_v6 = masquerade_v6(subnet, &taps);
     format!(
@@ -73,6 +80,7 @@ pub(super) fn script(subnet: Subnet, ipv6_outbound: bool) -> String {
   }}
   chain forward {{
     type filter hook forward priority filter; policy accept;
+    iifname {taps} oifname {taps} ct status dnat accept
     iifname {taps} oifname {taps} drop
     iifname {taps} ip daddr {{ {NOT_PUBLIC} }} drop
     iifname {taps} accept
@@ -84,10 +92,25 @@ pub(super) fn script(subnet: Subnet, ipv6_outbound: bool) -> String {
     iifname {taps} ct state established,related accept
     iifname {taps} ip daddr {gateway} udp dport 53 accept
     iifname {taps} ip daddr {gateway} tcp dport 53 accept
+    iifname {taps} ip daddr {gateway} tcp dport {port} ct status dnat accept
     iifname {taps} drop
+  }}
+  map services {{
+    type ipv4_addr . ipv4_addr . inet_service : ipv4_addr . inet_service
+    flags interval
+  }}
+  set wired {{
+    type ipv4_addr
+  }}
+  chain services {{
+    type nat hook prerouting priority dstnat; policy accept;
+    iifname {taps} ip daddr {gateway} return
+    iifname {taps} dnat ip to ip saddr . ip daddr . tcp dport map @services
+    iifname {taps} ip saddr @wired ip daddr {{ {WIRED} }} meta l4proto tcp dnat ip to {gateway}:{port}
   }}
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
+    ip saddr {guests} oifname {taps} ct status dnat snat ip to {gateway}
     ip saddr {guests} oifname != {{ {taps}, "lo" }} masquerade
     {masquerade_v6}
   }}

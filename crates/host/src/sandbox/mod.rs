@@ -45,7 +45,7 @@ pub(crate) const STARTS_MAX: usize = 16;
 pub(crate) struct Handle {
     id: SandboxId,
     files: Files,
-    address: Ipv4Addr,
+    pub(crate) address: Ipv4Addr,
     record: Record,
     /// Commands that are being started.
     starts: Arc<Semaphore>,

@@ -181,7 +181,7 @@ fn b23_b24_b26_days_of_boxes_with_random_use() {
         let mut dice =
             Dice(0x9E37_79B9_7F4A_7C15 ^ (number + 1).wrapping_mul(0xD134_2543_DE82_EF95));
         let timeout = [None, Some(5 * MINUTE), Some(45 * MINUTE), Some(7 * DAY)];
-        let idle_timeout_ms = timeout[dice.below(4) as usize];
+        let idle_timeout_ms = timeout[usize::try_from(dice.below(4)).expect("small")];
         let policy = BoxPolicy { idle_timeout_ms, ..BoxPolicy::default() };
         let mut life = Life::new(policy.clone(), Time::from_millis(number));
         let end = Time::from_millis(days * DAY);

@@ -361,6 +361,11 @@ impl Worker {
             self.body.port = Some(port);
             return Err(fail(&error));
         }
+        let address = self.ground.subnet.address(self.body.slot.number());
+        if let Err(error) = self.ground.services.wire(&self.id, address, None).await {
+            // Whoever has the address next has no such names, or his own in their place.
+            tracing::error!(sandbox = %self.id, %error, "its names are wired on");
+        }
         let dir = self.body.files.dir().to_owned();
         if self.record.with(|manifest| manifest.moved_to.is_some()) {
             let to = self.ground.settings.moved_dir().join(self.id.as_str());

@@ -1,0 +1,104 @@
+//! Services in external mode: each HTTP request goes to the external base, with its path kept and its `Host` rewritten (T11).
+
+use std::convert::Infallible;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use api::boxes::wiring::Wiring;
+use futures_util::TryStreamExt;
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyDataStream, BodyExt, Full, StreamBody};
+use hyper::body::{Bytes, Frame, Incoming};
+use hyper::header::{CONNECTION, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+
+/// How long the external base may take to take a connection.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Bytes that wait between the edge and an external service.
+const PIPE_BYTES: usize = 64 * 1024;
+/// How long a request's head may take to arrive.
+const HEAD_MAX: Duration = Duration::from_secs(30);
+/// Headers that speak about one connection only (RFC 9110, 7.6.1).
+const HOP_BY_HOP: [HeaderName; 7] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+type Body = BoxBody<Bytes, reqwest::Error>;
+
+/// Serves the requests of one connection.
+pub(super) async fn serve(wiring: &Wiring, stream: impl AsyncRead + AsyncWrite + Unpin) {
+    let Some(base) = wiring.external_base_url.clone() else { return };
+    let service = hyper::service::service_fn(|request| pass_on(&base, request));
+    let served = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_MAX)
+        .serve_connection(TokioIo::new(stream), service);
+    if let Err(error) = served.await {
+        tracing::debug!(%error, "services: a connection to an external service broke");
+    }
+}
+
+/// A connection that is served so, from within this process.
+pub(super) fn connect(wiring: Wiring) -> DuplexStream {
+    let (near, far) = tokio::io::duplex(PIPE_BYTES);
+    tokio::spawn(async move { serve(&wiring, far).await });
+    near
+}
+
+async fn pass_on(base: &str, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
+    let (mut parts, body) = request.into_parts();
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    for name in HOP_BY_HOP.iter().chain([&HOST]) {
+        parts.headers.remove(name);
+    }
+    let mut asked = client().request(parts.method, format!("{base}{path}")).headers(parts.headers);
+    if !hyper::body::Body::is_end_stream(&body) {
+        asked = asked.body(reqwest::Body::wrap_stream(BodyDataStream::new(body)));
+    }
+    let answered = match asked.send().await {
+        Ok(answered) => answered,
+        Err(error) => {
+            tracing::debug!(%error, "services: an external service does not answer");
+            return Ok(unreachable(base, &error));
+        }
+    };
+    let mut response = Response::new(());
+    *response.status_mut() = answered.status();
+    *response.headers_mut() = answered.headers().clone();
+    for name in HOP_BY_HOP {
+        response.headers_mut().remove(name);
+    }
+    let body = StreamBody::new(answered.bytes_stream().map_ok(Frame::data));
+    Ok(response.map(|()| BodyExt::boxed(body)))
+}
+
+fn unreachable(base: &str, error: &reqwest::Error) -> Response<Body> {
+    let why = if error.is_connect() { "takes no connection" } else { "does not answer" };
+    let text = format!("the external base {base} of this box {why}\n");
+    let body = Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
+    let mut response = Response::new(body);
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
+}
+
+/// One client for all: what it keeps open is shared.
+fn client() -> reqwest::Client {
+    static CLIENT: OnceLock<reqwest::Client> = OnceLock::new();
+    let make = || {
+        let builder = reqwest::Client::builder()
+            .connect_timeout(CONNECT_MAX)
+            // A redirect is the caller's to follow, and what the host's environment says is not the guests'.
+            .redirect(reqwest::redirect::Policy::none())
+            .no_proxy();
+        builder.build().unwrap_or_default()
+    };
+    CLIENT.get_or_init(make).clone()
+}
