@@ -234,7 +234,7 @@ pub(crate) fn body_reader(body: Body) -> Box<dyn tokio::io::AsyncRead + Send + U
 
 /// Parses a JSON object into `T`.
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    let Unambiguous(mut value) = serde_json::from_slice(bytes).map_err(|error| {
+    let Unambiguous(value) = serde_json::from_slice(bytes).map_err(|error| {
         let text = error.to_string();
         if let Some((name, _)) =
             text.strip_prefix(TWICE).and_then(|rest| rest.split_once("` at line "))
@@ -248,9 +248,17 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     if !value.is_object() {
         return Err(ApiError::invalid("body", "the body is not a JSON object").hint("such as `{}`"));
     }
+    read_object("the body", value)
+}
+
+/// Reads an object into `T`. `place`: what a person calls it, such as `the body`.
+pub(crate) fn read_object<T: DeserializeOwned>(
+    place: &str,
+    mut value: Value,
+) -> Result<T, ApiError> {
     make_integers(&mut value);
     serde_path_to_error::deserialize(value)
-        .map_err(|error| explain("the body", &error.path().to_string(), &error.inner().to_string()))
+        .map_err(|error| explain(place, &error.path().to_string(), &error.inner().to_string()))
 }
 
 /// JSON in which no object has a field twice: of two values nobody knows which was meant, and readers differ in which they take.

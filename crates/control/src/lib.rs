@@ -27,6 +27,7 @@ mod failure;
 mod input;
 mod journal;
 mod make;
+mod mcp;
 mod metrics;
 mod openapi;
 mod reconcile;

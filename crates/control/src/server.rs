@@ -34,8 +34,8 @@ use crate::make::Making;
 use crate::metrics::{Face, Metrics};
 use crate::socket::SocketPath;
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, edge, journal, reconcile, retire,
-    routes, spending,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, edge, journal, mcp, reconcile,
+    retire, routes, spending,
 };
 
 /// Most open connections per listener; more wait in the kernel's queue.
@@ -138,7 +138,8 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         tracing::error!(error = ?error, "what the project spends is not known; looked at again");
     }
 
-    let router = routes::router(app.clone());
+    let hosts = mcp::Hosts::new(settings.public_url.as_deref(), &settings.domain, &settings.listen);
+    let router = routes::router(app.clone(), hosts);
     let mut listeners = JoinSet::new();
     listeners.spawn(retire::run(app.clone()));
     listeners.spawn(spending::run(app.clone()));

@@ -90,9 +90,12 @@ async fn start_host(data: &Path, arguments: &ServeArgs) -> Result<Arc<dyn Host>,
     Ok(daemon)
 }
 
+/// What is logged unless `RUST_LOG` says otherwise. Each request over MCP is a service of its own there, and says so three times.
+const DEFAULT_LOG: &str = "info,rmcp=warn";
+
 /// `RUST_LOG` says how much; by default what an operator wants to know.
 fn log_to_stderr(format: LogFormat, data: &Path) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(DEFAULT_LOG));
     let with_sandboxes =
         host::sandbox_log::SandboxLog::new(host::Settings::new(data).sandboxes_dir());
     let registry = tracing_subscriber::registry().with(filter).with(with_sandboxes);

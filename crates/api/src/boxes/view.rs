@@ -88,6 +88,10 @@ pub struct BoxView {
     /// That conversation is the one that asks.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub this_conversation: bool,
+    /// The last line that its AI left for the person.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "The refund goes through; the ledger is next.")]
+    pub said: Option<String>,
     /// That its URLs open for some addresses only.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub box_url_access: Option<String>,
@@ -241,6 +245,9 @@ pub struct BoxEvent {
     /// Why.
     #[schema(example = "nothing needs it")]
     pub reason: String,
+    /// A line that its AI left for the person; nothing changed with it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub said: Option<String>,
 }
 
 /// A box's timeline.

@@ -95,6 +95,22 @@ pub(crate) async fn stop(app: &App, who: &Who, id: &str, reason: &str) -> Result
     end(app, &record.id, BoxStatus::Terminated, reason, last_used_ms).await
 }
 
+/// Keeps a line for the person in a box's timeline. No use of the box, and nothing of it changes (B4).
+pub(crate) async fn say(app: &App, who: &Who, id: &str, text: &str) -> Result<(), Failure> {
+    let record = find(app, who, id)?;
+    if let Some(ended) = &record.ended {
+        return Err(ended_error(&record, ended).into());
+    }
+    let status = view::status(app, who, id).await?.status;
+    let event = api::boxes::view::BoxEvent {
+        at: view::rfc3339(u64::try_from(now_ms()).unwrap_or(0)),
+        status,
+        reason: "its AI says so".to_owned(),
+        said: Some(text.to_owned()),
+    };
+    app.boxes().change(app.catalogue(), &record.id, |record| record.note(event)).await
+}
+
 /// Notes that a box has ended. The first word stands.
 pub(super) async fn end(
     app: &App,
@@ -110,6 +126,7 @@ pub(super) async fn end(
                 at: view::rfc3339(u64::try_from(at_ms).unwrap_or(0)),
                 status,
                 reason: reason.to_owned(),
+                said: None,
             });
             record.ended = Some(Ended { status, reason: reason.to_owned(), at_ms });
             record.last_used_ms = last_used_ms.unwrap_or(record.last_used_ms);

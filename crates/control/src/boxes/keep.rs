@@ -86,7 +86,7 @@ async fn on_event(app: &App, event: &Event) -> Result<(), Failure> {
             if kind == "stopped_for_good" {
                 record.stop_reason = Some(reason.clone());
             }
-            record.note(BoxEvent { at: event.at.clone(), status, reason });
+            record.note(BoxEvent { at: event.at.clone(), status, reason, said: None });
         })
         .await
 }

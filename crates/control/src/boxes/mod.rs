@@ -32,7 +32,7 @@ use api::SandboxId;
 use api::boxes::BoxLimits;
 use tokio::time::Instant;
 
-pub(crate) use act::{Acting, act, stop, wake};
+pub(crate) use act::{Acting, act, say, stop, wake};
 pub(crate) use agents::{Agent, AgentId, Agents};
 pub(crate) use exec::{Way, exec};
 pub(crate) use keep::{keep, settle};

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 const WAIT: Duration = Duration::from_secs(30);
 /// Most bytes of the listing.
 const BYTES_MAX: u64 = 1024 * 1024;
-/// Stands between the two lists.
+/// Stands between the two lists, on a line of its own: the listing's own command has it too.
 const BETWEEN: &str = "--listening--";
 
 /// Lists them.
@@ -30,7 +30,7 @@ pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses
 }
 
 fn parse(text: &str) -> Result<Vec<BoxProcess>, ApiError> {
-    let (processes, listening) = text.split_once(BETWEEN).ok_or_else(|| {
+    let (processes, listening) = text.split_once(&format!("\n{BETWEEN}\n")).ok_or_else(|| {
         ApiError::new(api::Code::Internal, "the box told its processes in another form")
     })?;
     let mut listens = listens(listening);
@@ -86,6 +86,7 @@ mod tests {
     #[test]
     fn processes_are_told_with_the_ports_on_which_they_listen() {
         let text = "      1       0  3100     0 /sbin/init\n    412       1 20480    12 python3 -m http.server 8000\n\
+                    \x20   500       1  3100     0 /bin/bash -c exec 2>&1 ps && echo --listening-- && ss\n\
                     --listening--\nLISTEN 0 5 0.0.0.0:8000 0.0.0.0:* users:((\"python3\",pid=412,fd=3))\n\
                     LISTEN 0 5 [::]:8001 [::]:* users:((\"python3\",pid=412,fd=4),(\"x\",pid=1,fd=1))\n";
         let found = parse(text).expect("understood");

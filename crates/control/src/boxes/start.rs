@@ -9,6 +9,7 @@ use api::boxes::start::{
 use api::boxes::{BoxLimits, BoxStatus};
 use api::{ApiError, Code};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::{BoxRecord, Who, act, services, view};
 use crate::App;
@@ -31,6 +32,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) by_tool: bool,
     /// How long the client can wait for this one call; `None`: as long as it likes.
     pub(crate) client_waits: Option<Duration>,
+    /// Fires when the client is gone: room is not waited for any more. What is begun is done all the same.
+    pub(crate) gone: CancellationToken,
 }
 
 /// Told while there is no room.
@@ -100,7 +103,7 @@ pub(crate) async fn start(
                     return Err(error.into());
                 }
                 let waited = begun.elapsed();
-                if waited + TRY_EVERY > waits {
+                if waited + TRY_EVERY > waits || asked.gone.is_cancelled() {
                     return Err(no_room(&error, waited, waits).into());
                 }
                 progress(format!(
@@ -110,7 +113,11 @@ pub(crate) async fn start(
                     short(waits),
                     short(TRY_EVERY)
                 ));
-                tokio::time::sleep(TRY_EVERY).await;
+                // Who is gone is told at once that there is no room, and nothing is made later.
+                let cut = asked.gone.run_until_cancelled(tokio::time::sleep(TRY_EVERY)).await;
+                if cut.is_none() {
+                    return Err(no_room(&error, begun.elapsed(), waits).into());
+                }
             }
         }
     }

@@ -129,6 +129,7 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
             .map(|ended| rfc3339(u64::try_from(ended.at_ms).unwrap_or(0))),
         this_conversation: is_mine && status.is_live(),
         agent: status.is_live().then_some(agent),
+        said: record.timeline.iter().rev().find_map(|event| event.said.clone()),
         box_url_access: None,
     }
 }

@@ -33,9 +33,16 @@ impl FromRequestParts<App> for Who {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
+        Ok(Self::of(&parts.headers))
+    }
+}
+
+impl Who {
+    /// Who sends these headers.
+    pub(crate) fn of(headers: &HeaderMap) -> Self {
         // A header that breaks the rule is ignored (B35).
-        let agent = parts.headers.get(AGENT_HEADER).and_then(|id| id.to_str().ok()?.parse().ok());
-        Ok(Self { account: ACCOUNT_DEFAULT.to_owned(), agent })
+        let agent = headers.get(AGENT_HEADER).and_then(|id| id.to_str().ok()?.parse().ok());
+        Self { account: ACCOUNT_DEFAULT.to_owned(), agent }
     }
 }
 

@@ -16,7 +16,7 @@ mod terminals;
 pub(crate) mod usage;
 mod volumes;
 
-pub(crate) use sandboxes::LogKind;
+pub(crate) use sandboxes::{LogKind, idempotency_key};
 
 use api::sandbox::Sandbox;
 use api::{ApiError, Code, SandboxId};
@@ -29,6 +29,7 @@ use utoipa_axum::routes;
 
 use crate::App;
 use crate::failure::Failure;
+use crate::mcp;
 use crate::server::Peer;
 
 /// Every documented route.
@@ -92,9 +93,10 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
 }
 
 /// The whole interface, guarded.
-pub(crate) fn router(app: App) -> Router {
+pub(crate) fn router(app: App, hosts: mcp::Hosts) -> Router {
     let (router, _) = documented().split_for_parts();
     router
+        .route_service(mcp::PATH, mcp::service(&app, hosts))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(app.clone(), guard))
@@ -140,7 +142,7 @@ async fn told(app: &App, id: &SandboxId) -> Result<Sandbox, Failure> {
 }
 
 /// Runs work to its end even if the client goes away meanwhile.
-async fn to_the_end<T: Send + 'static>(
+pub(crate) async fn to_the_end<T: Send + 'static>(
     work: impl Future<Output = Result<T, Failure>> + Send + 'static,
 ) -> Result<T, Failure> {
     tokio::spawn(tracing::Instrument::in_current_span(work))

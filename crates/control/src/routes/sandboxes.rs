@@ -361,7 +361,7 @@ pub(super) fn say_replayed(response: &mut Response) {
     response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
 }
 
-pub(super) fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
+pub(crate) fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>, ApiError> {
     let Some(value) = headers.get(IDEMPOTENCY_KEY) else { return Ok(None) };
     let key = value.to_str().ok().filter(|key| !key.is_empty() && key.len() <= KEY_CHARS_MAX);
     key.map(Some).ok_or_else(|| {
