@@ -12,6 +12,7 @@ pub mod boxes;
 pub mod far;
 pub mod filler;
 pub mod lab;
+pub mod lossy;
 pub mod mcp;
 pub mod net;
 pub mod proc;

@@ -50,6 +50,7 @@ pub use catalogue::OpenError;
 pub use drain::drain;
 pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub use failure::Failure;
+pub use mcp::INSTRUCTIONS as MCP_INSTRUCTIONS;
 pub use openapi::document as openapi;
 pub use server::{ServeError, Server, serve};
 pub use socket::SocketPath;

@@ -153,6 +153,10 @@ pub(crate) enum Command {
     Doctor(DoctorArgs),
     /// Run the daemon.
     Serve(ServeArgs),
+    /// Give AI clients the tools of boxes: the Model Context Protocol over standard input and output.
+    ///
+    /// For the settings of an AI client, which starts it. Files of the folder in which it runs go into boxes with sandbox_sync.
+    Mcp(McpArgs),
     /// Print the OpenAPI document.
     Openapi,
     /// Print completions for a shell.
@@ -788,6 +792,15 @@ pub(crate) struct DoctorArgs {
     /// Folder of the images; default `images` in the data folder.
     #[arg(long, env = "DORMOUSE_IMAGES", value_name = "DIR")]
     pub(crate) images: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct McpArgs {
+    /// After how many seconds the AI client gives up a call of a tool. Calls wait 35 seconds less for room or for a command, and no
+    /// less than a quarter of it.
+    #[arg(long, env = "PSBX_TOOL_TIMEOUT_SEC", value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(5..=3_600))]
+    pub(crate) tool_timeout_sec: u64,
 }
 
 #[derive(Debug, Args)]

@@ -10,6 +10,7 @@ mod cli;
 mod client;
 mod commands;
 mod doctor;
+mod mcp;
 mod problem;
 mod serve;
 mod show;
@@ -88,6 +89,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
     let client = || Client::new(&cli.connection);
     match cli.command {
         Command::Serve(arguments) => Box::pin(serve::serve(&data, arguments)).await,
+        Command::Mcp(arguments) => mcp::serve(client()?, &arguments).await,
         Command::Doctor(arguments) => doctor::doctor(&data, &arguments, json).await,
         Command::Images(ImagesCommand::Build(arguments)) => {
             commands::images::build(&data, arguments, json).await

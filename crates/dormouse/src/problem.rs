@@ -65,6 +65,19 @@ impl Problem {
         self.from_api.then_some(self.error.code)
     }
 
+    /// It, and what to do about it, for somebody who reads text.
+    pub(crate) fn sentence(&self) -> String {
+        let code = self.code().and_then(|code| serde_json::to_value(code).ok());
+        let mut text = self.error.error.clone();
+        if let Some(code) = code.as_ref().and_then(serde_json::Value::as_str) {
+            text = format!("{text} ({code})");
+        }
+        match &self.error.hint {
+            Some(hint) => format!("{text}\nWhat to do: {hint}"),
+            None => text,
+        }
+    }
+
     /// Prints it to standard error.
     pub(crate) fn print(&self, json: bool) {
         if json && self.from_api {

@@ -32,6 +32,24 @@ pub(crate) fn pack(folder: PathBuf, name: String) -> Body {
     body(receiver)
 }
 
+/// Some files below a folder, and others with these bytes after them, as the body of a request. What cannot be read breaks the
+/// request off.
+pub(crate) fn pack_some(
+    folder: PathBuf,
+    names: Vec<String>,
+    others: Vec<(String, Vec<u8>)>,
+) -> Body {
+    let (sender, receiver) = mpsc::channel(PIECES_MAX);
+    tokio::task::spawn_blocking(move || {
+        let out = io::BufWriter::with_capacity(PIECE_BYTES, Pieces(sender.clone()));
+        if let Err(error) = write_some(&folder, &names, &others, out) {
+            // The receiver is gone when the request failed by itself, which says more.
+            let _ = sender.blocking_send(Err(error));
+        }
+    });
+    body(receiver)
+}
+
 /// A stream as the body of a request.
 pub(crate) fn stream(mut from: impl tokio::io::AsyncRead + Send + Unpin + 'static) -> Body {
     use tokio::io::AsyncReadExt;
@@ -84,6 +102,25 @@ fn body(receiver: mpsc::Receiver<io::Result<Bytes>>) -> Body {
 fn write_tar(folder: &Path, name: &Path, out: impl Write) -> io::Result<()> {
     let mut tar = tar::Builder::new(out);
     add(&mut tar, folder, name)?;
+    tar.into_inner()?.flush()
+}
+
+fn write_some(
+    folder: &Path,
+    names: &[String],
+    others: &[(String, Vec<u8>)],
+    out: impl Write,
+) -> io::Result<()> {
+    let mut tar = tar::Builder::new(out);
+    for name in names {
+        add(&mut tar, &folder.join(name), Path::new(name))?;
+    }
+    for (name, bytes) in others {
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(0o644);
+        header.set_size(bytes.len() as u64);
+        tar.append_data(&mut header, name, bytes.as_slice())?;
+    }
     tar.into_inner()?.flush()
 }
 

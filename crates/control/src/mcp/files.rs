@@ -1,6 +1,8 @@
 //! `sandbox_get`, and how files go in and out where the caller's own files are out of reach: `sandbox_pull` and `sandbox_sync`, which
 //! `dormouse mcp` carries out itself on the caller's machine.
 
+use std::fmt::Write as _;
+
 use api::{ApiError, Code};
 use axum::http::header;
 use rmcp::model::{JsonObject, Tool};
@@ -97,12 +99,10 @@ pub(super) async fn get(call: &Call, arguments: JsonObject) -> Result<Outcome, F
         if !told.ends_with('\n') {
             told.push('\n');
         }
-        told.push_str(&format!("[bytes {offset}-{next_offset} of {}", page.size));
-        told.push_str(&if page.more {
-            format!("; go on with offset: {next_offset}]")
-        } else {
-            "]".to_owned()
-        });
+        let go_on =
+            if page.more { format!("; go on with offset: {next_offset}") } else { String::new() };
+        // Writing to a string cannot fail.
+        let _ = write!(told, "[bytes {offset}-{next_offset} of {}{go_on}]", page.size);
     }
     Outcome::new(told, &page)
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use api::{ApiError, Code};
+use axum::http::uri::Authority;
 use axum::http::{Request, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
@@ -70,7 +71,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let written = request.uri().authority().map(|authority| authority.as_str());
+        let written = request.uri().authority().map(Authority::as_str);
         let written = written
             .or_else(|| request.headers().get(header::HOST).and_then(|host| host.to_str().ok()));
         if !written.is_some_and(|host| self.hosts.has(host)) {

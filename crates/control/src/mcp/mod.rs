@@ -63,7 +63,7 @@ const REQUEST_BYTES_MAX: usize = 4 * 1024 * 1024;
 const PROGRESS_MAX: usize = 16;
 
 /// What a model is told of all tools together.
-const INSTRUCTIONS: &str = "\
+pub const INSTRUCTIONS: &str = "\
 Sandboxes (\"boxes\") for running and testing code: Linux machines of their own with root, a /work folder, Docker-like names for their \
 services and URLs that a person can open. sandbox_start makes one in about a second; sandbox_sync copies your project into /work; \
 sandbox_exec runs commands; sandbox_get reads files; sandbox_stop ends it. A box that nobody uses is frozen after 10 minutes with \
@@ -153,9 +153,10 @@ impl ServerHandler for Handler {
         let (progress, lines) = mpsc::channel(PROGRESS_MAX);
         let token = context.meta.get_progress_token();
         let telling = tell(context.peer.clone(), token, lines);
+        let who = Who::of(&headers);
         let call = Call {
             app: self.app.clone(),
-            who: Who::of(&headers),
+            who: who.clone(),
             waits: waits(&headers),
             headers,
             gone: context.ct.clone(),
@@ -168,7 +169,6 @@ impl ServerHandler for Handler {
         if let Ok(outcome) = &result {
             boxes.extend(outcome.id.clone());
         }
-        let who = Who::of(parts.map(|parts| &parts.headers).unwrap_or(&HeaderMap::new()));
         let warnings = warnings::of(&self.app, &self.named, &who, boxes).await;
         Ok(answer::result(result, &warnings).into())
     }
