@@ -11,7 +11,9 @@ pub enum Code {
     InvalidRequest,
     /// No or a wrong token: 401.
     Unauthorized,
-    /// The project's spending limit is reached; raise it, or wait for the next month: 402.
+    /// The key opens other paths than this one: 403.
+    Forbidden,
+    /// The project's spending limit is reached, or the account has no credit left: 402.
     SpendingLimit,
     /// No such sandbox, exec, file or route: 404.
     NotFound,
@@ -63,6 +65,8 @@ pub enum Code {
     NoSpace,
     /// The host has no room for one more: 503, retryable.
     NoCapacity,
+    /// The account has as many boxes as its plan allows: 429, retryable.
+    PlanLimit,
     /// It is not put to sleep, because something needs it at this moment: 409, retryable.
     Needed,
     /// It could not be put to sleep now; it goes on running: 503, retryable.
@@ -77,9 +81,10 @@ pub enum Code {
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 33] = [
+    pub const ALL: [Self; 35] = [
         Self::InvalidRequest,
         Self::Unauthorized,
+        Self::Forbidden,
         Self::SpendingLimit,
         Self::NotFound,
         Self::MethodNotAllowed,
@@ -106,6 +111,7 @@ impl Code {
         Self::BadAnswer,
         Self::NoSpace,
         Self::NoCapacity,
+        Self::PlanLimit,
         Self::Needed,
         Self::SleepFailed,
         Self::WakeFailed,
@@ -119,7 +125,7 @@ impl Code {
             Self::InvalidRequest => 400,
             Self::Unauthorized => 401,
             Self::SpendingLimit => 402,
-            Self::PermissionDenied => 403,
+            Self::Forbidden | Self::PermissionDenied => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
             Self::NameTaken
@@ -139,6 +145,7 @@ impl Code {
             | Self::Needed => 409,
             Self::TooLarge => 413,
             Self::CannotStart | Self::ProgramNotFound => 422,
+            Self::PlanLimit => 429,
             Self::Internal => 500,
             Self::PortClosed | Self::BadAnswer => 502,
             Self::BoxFrozen | Self::NoCapacity | Self::SleepFailed | Self::WakeFailed => 503,
@@ -151,7 +158,12 @@ impl Code {
     pub fn is_retryable(self) -> bool {
         matches!(
             self,
-            Self::InProgress | Self::NoCapacity | Self::Needed | Self::SleepFailed | Self::Timeout
+            Self::InProgress
+                | Self::NoCapacity
+                | Self::PlanLimit
+                | Self::Needed
+                | Self::SleepFailed
+                | Self::Timeout
         )
     }
 }
@@ -229,37 +241,39 @@ mod tests {
         let place = |code: Code| match code {
             Code::InvalidRequest => 0,
             Code::Unauthorized => 1,
-            Code::SpendingLimit => 2,
-            Code::NotFound => 3,
-            Code::MethodNotAllowed => 4,
-            Code::NameTaken => 5,
-            Code::IdempotencyMismatch => 6,
-            Code::InProgress => 7,
-            Code::CommandLost => 8,
-            Code::SandboxFailed => 9,
-            Code::BeingDeleted => 10,
-            Code::SandboxMoved => 11,
-            Code::BoxFrozen => 12,
-            Code::BoxStopped => 13,
-            Code::CheckpointsUnavailable => 14,
-            Code::CheckpointUnusable => 15,
-            Code::InUse => 16,
-            Code::DriveUnusable => 17,
-            Code::Exists => 18,
-            Code::WrongFileType => 19,
-            Code::PermissionDenied => 20,
-            Code::CannotStart => 21,
-            Code::ProgramNotFound => 22,
-            Code::TooLarge => 23,
-            Code::PortClosed => 24,
-            Code::BadAnswer => 25,
-            Code::NoSpace => 26,
-            Code::NoCapacity => 27,
-            Code::Needed => 28,
-            Code::SleepFailed => 29,
-            Code::WakeFailed => 30,
-            Code::Timeout => 31,
-            Code::Internal => 32,
+            Code::Forbidden => 2,
+            Code::SpendingLimit => 3,
+            Code::NotFound => 4,
+            Code::MethodNotAllowed => 5,
+            Code::NameTaken => 6,
+            Code::IdempotencyMismatch => 7,
+            Code::InProgress => 8,
+            Code::CommandLost => 9,
+            Code::SandboxFailed => 10,
+            Code::BeingDeleted => 11,
+            Code::SandboxMoved => 12,
+            Code::BoxFrozen => 13,
+            Code::BoxStopped => 14,
+            Code::CheckpointsUnavailable => 15,
+            Code::CheckpointUnusable => 16,
+            Code::InUse => 17,
+            Code::DriveUnusable => 18,
+            Code::Exists => 19,
+            Code::WrongFileType => 20,
+            Code::PermissionDenied => 21,
+            Code::CannotStart => 22,
+            Code::ProgramNotFound => 23,
+            Code::TooLarge => 24,
+            Code::PortClosed => 25,
+            Code::BadAnswer => 26,
+            Code::NoSpace => 27,
+            Code::NoCapacity => 28,
+            Code::PlanLimit => 29,
+            Code::Needed => 30,
+            Code::SleepFailed => 31,
+            Code::WakeFailed => 32,
+            Code::Timeout => 33,
+            Code::Internal => 34,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

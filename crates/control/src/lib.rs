@@ -17,6 +17,7 @@
 //! When a sandbox sleeps, and how: its host decides.
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod answer;
 mod auth;
 mod boxes;
@@ -84,6 +85,7 @@ pub(crate) struct App(Arc<Inner>);
 struct Inner {
     host: Arc<dyn Host>,
     catalogue: catalogue::Catalogue,
+    accounts: accounts::Accounts,
     tokens: auth::Tokens,
     making: make::Making,
     boxes: boxes::Boxes,
@@ -104,6 +106,10 @@ impl App {
 
     fn catalogue(&self) -> &catalogue::Catalogue {
         &self.0.catalogue
+    }
+
+    fn accounts(&self) -> &accounts::Accounts {
+        &self.0.accounts
     }
 
     fn tokens(&self) -> &auth::Tokens {

@@ -33,6 +33,7 @@ use crate::routes;
         (name = "events", description = "What happened to a sandbox, and why"),
         (name = "usage", description = "What sandboxes have used, for bills"),
         (name = "boxes", description = "Sandboxes for AI agents and the people who watch them: frozen when nobody uses them, stopped for good when nobody wants them any more"),
+        (name = "accounts", description = "To whom boxes belong, and the keys with which programs act for them; only for keys of scope `admin`"),
         (name = "system", description = "The service itself"),
     ),
     components(schemas(ApiError, api::exec::AttachMessage, api::terminal::TerminalMessage, routes::LogKind)),
@@ -46,7 +47,7 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 8] = [
+const BODY_OPTIONAL: [&str; 9] = [
     "create_sandbox",
     "sleep_sandbox",
     "restart_sandbox",
@@ -55,6 +56,7 @@ const BODY_OPTIONAL: [&str; 8] = [
     "drain_host",
     "start_box",
     "agent_heartbeat",
+    "create_key",
 ];
 
 /// The document as pretty JSON with a newline at the end.

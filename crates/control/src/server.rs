@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::Instrument;
 
+use crate::accounts::Accounts;
 use crate::auth::Tokens;
 use crate::boxes::Boxes;
 use crate::catalogue::Catalogue;
@@ -106,6 +107,7 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     let unix = bind_private(&socket)
         .map_err(|source| ServeError::Socket { path: socket.clone(), source })?;
     let catalogue = Catalogue::open(&settings.data).await?;
+    let accounts = Accounts::load(&catalogue).await.map_err(ServeError::Start)?;
     let tokens = Tokens::load(&catalogue, &settings.data).await.map_err(ServeError::Start)?;
     let listen_failed = |source| ServeError::Listen { address: settings.listen.clone(), source };
     let tcp = TcpListener::bind(&settings.listen).await.map_err(listen_failed)?;
@@ -117,6 +119,7 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         host,
         catalogue,
         boxes,
+        accounts,
         tokens,
         making: Making::default(),
         links,

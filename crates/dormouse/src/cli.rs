@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::account_args::{AccountsCommand, KeysCommand};
 use crate::box_args::BoxArgs;
 use api::drive::{AttachDrive, AttachVolume};
 use api::sandbox::{SleepTier, Status};
@@ -114,6 +115,12 @@ pub(crate) enum Command {
     /// Checkpoints in the object store, from which another host takes up a sandbox.
     #[command(subcommand)]
     Checkpoints(CheckpointsCommand),
+    /// Accounts, to which boxes belong: plans, credit, and from where URLs may be opened.
+    #[command(subcommand, visible_alias = "account")]
+    Accounts(AccountsCommand),
+    /// Keys with which programs use the interface, each for an account.
+    #[command(subcommand, visible_alias = "key")]
+    Keys(KeysCommand),
     /// Show the project's settings, or change them.
     Project {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.

@@ -5,6 +5,7 @@
 //! or 2 (wrong usage).
 #![forbid(unsafe_code)]
 
+mod account_args;
 mod box_args;
 mod cli;
 mod client;
@@ -153,6 +154,8 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Checkpoints(command) => {
             commands::checkpoints::checkpoints(&client()?, command, json).await
         }
+        Command::Accounts(command) => commands::accounts::accounts(&client()?, command, json).await,
+        Command::Keys(command) => commands::accounts::keys(&client()?, command, json).await,
         Command::Project { delete_after_idle_days, spending_limit } => {
             let change = commands::project::change(delete_after_idle_days, spending_limit);
             commands::project::project(&client()?, change, json).await

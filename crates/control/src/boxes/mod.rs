@@ -40,14 +40,11 @@ pub(crate) use procs::procs;
 pub(crate) use record::{BoxRecord, Ended};
 pub(crate) use services::{first_service, target_of};
 pub(crate) use start::{Asked, NewBox, start};
-pub(crate) use view::{events, list, status};
+pub(crate) use view::{events, list, rfc3339, status};
 pub(crate) use wire::wire;
 
 use crate::catalogue::Catalogue;
 use crate::failure::Failure;
-
-/// The account that everything belongs to unless a key says otherwise.
-pub(crate) const ACCOUNT_DEFAULT: &str = "default";
 
 /// How boxes are set up.
 #[derive(Clone, Debug)]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use api::account::ACCOUNT_DEFAULT;
 use api::boxes::start::{
     GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX,
     WAIT_FOR_CAPACITY_SEC_MAX,
@@ -81,9 +82,14 @@ pub(crate) async fn start(
     }
     let waits = wait(&request, asked.client_waits)?;
     let (new, notes) = complete(app, who, request)?;
+    // Another account's keys are its own.
+    let key = asked.key.map(|key| match who.account.as_str() {
+        ACCOUNT_DEFAULT => key.to_owned(),
+        account => format!("{account}\n{key}"),
+    });
     let begun = Instant::now();
     loop {
-        match make(app, asked.key, Order::Box(Box::new(new.clone()))).await {
+        match make(app, key.as_deref(), Order::Box(Box::new(new.clone()))).await {
             Ok(made) => {
                 let id = made.sandboxes.first().map(|sandbox| sandbox.id.clone());
                 let id = id.ok_or_else(|| ApiError::new(Code::Internal, "none was made"))?;

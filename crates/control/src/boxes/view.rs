@@ -134,7 +134,7 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
     }
 }
 
-pub(super) fn rfc3339(unix_ms: u64) -> String {
+pub(crate) fn rfc3339(unix_ms: u64) -> String {
     let ms = i64::try_from(unix_ms).unwrap_or(i64::MAX);
     jiff::Timestamp::from_millisecond(ms)
         .map_or_else(|_| String::new(), |time| format!("{time:.3}"))

@@ -8,6 +8,7 @@
 //!
 //! What a sandbox does at the moment: its host knows that, and is asked each time.
 
+mod accounts;
 mod boxes;
 mod idempotency;
 mod index;

@@ -149,11 +149,15 @@ impl ServerHandler for Handler {
             return Err(ErrorData::new(ErrorCode::INVALID_PARAMS, text, None));
         }
         let parts = context.extensions.get::<Parts>();
-        let headers = parts.map(|parts| parts.headers.clone()).unwrap_or_default();
+        let who = parts.and_then(|parts| Who::of(parts).ok());
+        let (Some(parts), Some(who)) = (parts, who) else {
+            let text = "nobody said for whom this is asked";
+            return Err(ErrorData::new(ErrorCode::INVALID_REQUEST, text, None));
+        };
+        let headers = parts.headers.clone();
         let (progress, lines) = mpsc::channel(PROGRESS_MAX);
         let token = context.meta.get_progress_token();
         let telling = tell(context.peer.clone(), token, lines);
-        let who = Who::of(&headers);
         let call = Call {
             app: self.app.clone(),
             who: who.clone(),

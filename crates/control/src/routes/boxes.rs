@@ -1,11 +1,10 @@
 //! Boxes (B- and T-rules): starting, listing, acting on and stopping them.
 
-use std::convert::Infallible;
-
 use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses, BoxWire};
 use api::boxes::start::{StartBox, StartedBox};
 use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList};
 use api::host::Answer;
+use api::{ApiError, Code};
 
 use axum::Json;
 use axum::body::Body;
@@ -19,7 +18,8 @@ use super::sandboxes::{idempotency_key, say_replayed};
 use super::to_the_end;
 use crate::App;
 use crate::answer::{Timed, add_wake};
-use crate::boxes::{self, ACCOUNT_DEFAULT, AgentId, Asked, Way, Who};
+use crate::auth::Grant;
+use crate::boxes::{self, AgentId, Asked, Way, Who};
 use crate::failure::Failure;
 use crate::input::{BoxId, JsonBody, Query, body_reader};
 use crate::openapi::Raw;
@@ -30,19 +30,22 @@ const AGENT_HEADER: &str = "x-psbx-agent";
 const OUTPUT_BYTES: u64 = 1024 * 1024;
 
 impl FromRequestParts<App> for Who {
-    type Rejection = Infallible;
+    type Rejection = Failure;
 
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Infallible> {
-        Ok(Self::of(&parts.headers))
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Failure> {
+        Ok(Self::of(parts)?)
     }
 }
 
 impl Who {
-    /// Who sends these headers.
-    pub(crate) fn of(headers: &HeaderMap) -> Self {
+    /// Who sends this request, as the guard has found out. On a path without a guard nobody is anybody.
+    pub(crate) fn of(parts: &Parts) -> Result<Self, ApiError> {
+        let grant = parts.extensions.get::<Grant>().ok_or_else(|| {
+            ApiError::new(Code::Unauthorized, "nobody said for whom this is asked")
+        })?;
         // A header that breaks the rule is ignored (B35).
-        let agent = headers.get(AGENT_HEADER).and_then(|id| id.to_str().ok()?.parse().ok());
-        Self { account: ACCOUNT_DEFAULT.to_owned(), agent }
+        let agent = parts.headers.get(AGENT_HEADER).and_then(|id| id.to_str().ok()?.parse().ok());
+        Ok(Self { account: grant.account.clone(), agent })
     }
 }
 

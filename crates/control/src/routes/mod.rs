@@ -1,5 +1,6 @@
 //! The interface under `/v1`: one file per subject, each handler documented where it stands.
 
+mod accounts;
 mod attach;
 mod boxes;
 mod checkpoints;
@@ -8,6 +9,7 @@ mod events;
 mod execs;
 mod files;
 mod forward;
+mod keys;
 mod project;
 mod sandboxes;
 mod snapshots;
@@ -28,6 +30,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::App;
+use crate::auth::Grant;
 use crate::failure::Failure;
 use crate::mcp;
 use crate::server::Peer;
@@ -84,6 +87,11 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(boxes::pull, boxes::push))
         .routes(routes!(boxes::heartbeat))
         .routes(routes!(boxes::leave))
+        .routes(routes!(accounts::create, accounts::list))
+        .routes(routes!(accounts::view, accounts::update, accounts::delete))
+        .routes(routes!(accounts::set_credit))
+        .routes(routes!(keys::create, keys::list))
+        .routes(routes!(keys::delete))
         .routes(routes!(usage::of_one))
         .routes(routes!(usage::of_all))
         .routes(routes!(system::drain))
@@ -111,11 +119,20 @@ const OPEN_PATHS: [&str; 2] = ["/v1/health", "/v1/openapi.json"];
 /// Where figures are read; open to anybody if the operator says so.
 const METRICS_PATH: &str = "/metrics";
 
-async fn guard(State(app): State<App>, request: Request, next: Next) -> Result<Response, Failure> {
+/// Lets in who may come in, and puts into the request for whom it acts ([`Grant`]).
+async fn guard(
+    State(app): State<App>,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
     let local = request.extensions().get::<Peer>() == Some(&Peer::Local);
     let is_open = app.open_metrics() && request.uri().path() == METRICS_PATH;
-    if !local && !is_open && !OPEN_PATHS.contains(&request.uri().path()) {
-        app.tokens().check(request.headers())?;
+    if local {
+        request.extensions_mut().insert(Grant::local());
+    } else if !is_open && !OPEN_PATHS.contains(&request.uri().path()) {
+        let grant = app.tokens().check(request.headers())?;
+        grant.check(request.uri().path())?;
+        request.extensions_mut().insert(grant);
     }
     Ok(next.run(request).await)
 }

@@ -11,6 +11,7 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use api::boxes::{BoxFreeze, BoxLife, BoxStatus};
 use api::checkpoint::Checkpoint;
 use api::drive::{
     AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_DEFAULT, Drive, SandboxDrive, Volume,
@@ -153,6 +154,11 @@ impl Fake {
             .ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))
     }
 
+    /// Makes a box something else than it is.
+    pub(crate) fn set_life(&self, id: &SandboxId, change: impl FnOnce(&mut BoxLife)) {
+        change(self.state().get_mut(id).unwrap().known.boxed.as_mut().unwrap());
+    }
+
     /// It begins to remove this sandbox, and is not done yet.
     pub(crate) fn begin_to_delete(&self, id: &SandboxId) {
         self.state().get_mut(id).unwrap().known.going = true;
@@ -264,6 +270,20 @@ impl Fake {
     }
 }
 
+/// A box that has just been started.
+fn fresh_box() -> BoxLife {
+    BoxLife {
+        status: BoxStatus::Ready,
+        freeze: BoxFreeze::default(),
+        last_used_unix_ms: 0,
+        rests_since_unix_ms: None,
+        stops_at_unix_ms: None,
+        stopped_unix_ms: None,
+        restorable_until_unix_ms: None,
+        reason: None,
+    }
+}
+
 fn attached(AttachDrive { name, path, read_only }: AttachDrive) -> SandboxDrive {
     SandboxDrive { name, path, read_only, copy: false }
 }
@@ -345,7 +365,7 @@ impl Host for Fake {
                 link_key: new.link_key,
                 epoch: new.epoch,
                 asleep_ms: None,
-                boxed: None,
+                boxed: new.boxed.map(|_| fresh_box()),
                 going: false,
             },
             "sandbox.created",
@@ -401,7 +421,10 @@ impl Host for Fake {
     }
 
     async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {
-        self.known(id).map(drop)
+        self.known(id)?;
+        self.pass_gate().await;
+        self.set_life(id, |life| *life = fresh_box());
+        Ok(())
     }
 
     async fn sleep(

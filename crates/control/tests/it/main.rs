@@ -1,5 +1,6 @@
 //! The control plane over real sockets, with a host that has no machines.
 
+mod accounts;
 pub(crate) mod client;
 mod edge;
 mod events;

@@ -1,5 +1,6 @@
 //! The commands that talk to the daemon, one file per subject.
 
+pub(crate) mod accounts;
 mod attached;
 pub(crate) mod checkpoints;
 pub(crate) mod drives;
