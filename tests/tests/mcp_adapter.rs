@@ -1,14 +1,28 @@
 //! `dormouse mcp`, the adapter for AI clients that talk over standard streams, with real guests.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use e2e::boxes::{done, set_up, sh, view};
+use e2e::lab::{LISTEN, workspace};
 use e2e::lossy::{Loss, Lossy};
 use e2e::mcp::{Adapter, token};
 use e2e::{Lab, isolated, proc, test_name, until};
 use rustix::process::Signal;
 use serde_json::{Value, json};
+
+/// The Python of the protocol's own library: `DORMOUSE_MCP_PYTHON`, or where `cargo xtask setup --tests` puts it.
+fn python() -> PathBuf {
+    let python = std::env::var_os("DORMOUSE_MCP_PYTHON")
+        .map_or_else(|| workspace().join("target/mcp-client/bin/python"), PathBuf::from);
+    assert!(
+        python.is_file(),
+        "{} is missing: `cargo xtask setup --tests` installs it",
+        python.display()
+    );
+    python
+}
 
 fn all_text(result: &Value) -> String {
     let blocks = result["content"].as_array().expect("content");
@@ -166,6 +180,8 @@ fn t15_the_client_says_how_long_it_can_wait_and_b26_the_adapter_passes_warnings_
         let text = all_text(&synced);
         let warns = format!("box {id}: the idle rules stop it for good at ");
         assert!(text.lines().any(|line| line.starts_with(&warns)), "{text}");
+        let told = synced["structuredContent"]["idleWarnings"].to_string();
+        assert!(told.contains(&warns), "{synced}");
         let listed = adapter.tool("sandbox_list", &json!({}));
         assert!(all_text(&listed).contains(&warns), "{listed}");
         for id in [id, other] {
@@ -244,5 +260,53 @@ fn t16_a_start_whose_answer_is_lost_makes_one_box_and_says_which() {
         adapter.done("sandbox_start", &lost);
         assert_eq!(boxes().len(), 5);
         adapter.close();
+    });
+}
+
+#[test]
+fn a_client_that_others_wrote_over_http_and_stdio_in_both_modes() {
+    isolated(test_name!(), |lab| {
+        // Room for one box.
+        set_up(
+            lab,
+            &[("DORMOUSE_MEMORY_BUDGET_MIB", "800"), ("DORMOUSE_MEMORY_WAIT_SECONDS", "1")],
+        );
+        let project = lab.scratch().join("project");
+        write(&project, "a.txt", "a");
+        let url = format!("http://{LISTEN}/mcp");
+        let (program, token) = (lab.program(), token(lab));
+        let program = program.to_str().expect("a path");
+        for (mode, way) in [
+            ("auto", vec![url.as_str()]),
+            ("legacy", vec![url.as_str()]),
+            ("auto", vec!["stdio", program, "mcp"]),
+            ("legacy", vec!["stdio", program, "mcp"]),
+        ] {
+            let mut client = Command::new(python());
+            client.arg(workspace().join("tests/src/mcp_client.py")).arg(mode).args(&way);
+            client.envs(lab.env()).env("TOKEN", &token).env("NO_PROXY", "127.0.0.1");
+            if way[0] == "stdio" {
+                client.env("SYNC", &project);
+            }
+            let output = client.output().expect("Python starts");
+            let (seen, said) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success(), "{mode} {way:?}: {said}\n{}", lab.daemon_log());
+            let seen: Value = serde_json::from_str(&seen).expect("what it saw");
+            let revision = if mode == "auto" { "2026-07-28" } else { "2025-11-25" };
+            assert_eq!(
+                (&seen["server"], &seen["revision"]),
+                (&json!("dormouse"), &json!(revision))
+            );
+            assert_eq!(seen["required"], json!(["goal"]));
+            assert_eq!(seen["ran"], "42\n[exit code 0]");
+            assert_eq!(seen["unknown_tool"], -32602);
+            assert_eq!(seen["progress"].as_array().map(Vec::len), Some(1), "{seen}");
+            let full = seen["full"].as_str().expect("words");
+            assert!(full.starts_with("no box capacity right now: "), "{full}");
+            if way[0] == "stdio" {
+                assert_eq!(seen["sent"], 1);
+            }
+        }
     });
 }

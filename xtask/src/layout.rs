@@ -64,6 +64,11 @@ pub(crate) fn s3_server() -> PathBuf {
     target().join("s3-server")
 }
 
+/// The Python client of the tests of the Model Context Protocol: made once, kept between runs.
+pub(crate) fn mcp_client() -> PathBuf {
+    target().join("mcp-client")
+}
+
 /// Images for tests: made once, kept between runs.
 pub(crate) fn test_images() -> PathBuf {
     env::var_os("DORMOUSE_IMAGES").map_or_else(|| test_root().join("images"), PathBuf::from)

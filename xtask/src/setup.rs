@@ -83,7 +83,11 @@ const PACKAGES: [Package; 12] = [
 const TEST_PACKAGES: [Package; 6] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
-    package("python3-venv", Sign::Module("ensurepip"), "installs the tests' S3 server"),
+    package(
+        "python3-venv",
+        Sign::Module("ensurepip"),
+        "installs the tests' S3 server and protocol client",
+    ),
     package(
         "libfaketime",
         Sign::File("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
@@ -93,29 +97,37 @@ const TEST_PACKAGES: [Package; 6] = [
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];
 
-/// The S3 server of the tests, with all it needs, each in one version. Relative to the repository.
-const S3_SERVER: &str = "tests/s3-server.txt";
+/// Programs of Python that the tests need, with all they need, each in one version: what it is, the list (relative to the repository),
+/// and where it goes.
+type Python = (&'static str, &'static str, fn() -> std::path::PathBuf);
+const PYTHON: [Python; 2] = [
+    ("S3 server", "tests/s3-server.txt", layout::s3_server),
+    ("client of the Model Context Protocol", "tests/mcp-client.txt", layout::mcp_client),
+];
 
 /// Runs `cargo xtask setup`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     packages(options)?;
-    if options.tests { s3_server(options.dry_run) } else { Ok(()) }
+    if !options.tests {
+        return Ok(());
+    }
+    PYTHON.iter().try_for_each(|program| python(program, options.dry_run))
 }
 
-/// Installs the S3 server from Python's package index below the target folder, unless this one is there.
-fn s3_server(dry_run: bool) -> Result<()> {
-    let wanted = layout::root().join(S3_SERVER);
+/// Installs a program from Python's package index below the target folder, unless this one is there.
+fn python((what, list, folder): &Python, dry_run: bool) -> Result<()> {
+    let wanted = layout::root().join(list);
     let wanted_text = fs::read_to_string(&wanted).context(format!("read {}", wanted.display()))?;
-    let folder = layout::s3_server();
+    let folder = folder();
     // Written last: what broke off is made anew.
     let stamp = folder.join("installed.txt");
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted_text) {
         return Ok(());
     }
     if dry_run {
-        return Err(Failure::new(format!("missing: the tests' S3 server ({S3_SERVER})")));
+        return Err(Failure::new(format!("missing: the tests' {what} ({list})")));
     }
-    eprintln!("    the S3 server of the tests ({S3_SERVER}) goes to {}", folder.display());
+    eprintln!("    the {what} of the tests ({list}) goes to {}", folder.display());
     process::run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&folder))?;
     let quiet = ["install", "--quiet", "--disable-pip-version-check", "--requirement"];
     process::run(Command::new(folder.join("bin/pip")).args(quiet).arg(&wanted))?;

@@ -1,7 +1,7 @@
 //! The control plane: REST, edge and catalogue, over any [`api::host::Host`].
 //!
 //! One listener serves both faces, told apart by the request's host name: names below `box.<domain>` are ports of
-//! sandboxes ([`edge`]), all others are the interface under `/v1` ([`routes`]). A Unix socket serves the interface to
+//! sandboxes ([`edge`]), all others are the interface under `/v1` ([`routes`]) and the tools of AI clients at `/mcp` ([`mcp`]). A Unix socket serves the interface to
 //! whoever may open it.
 //!
 //! # Invariants

@@ -153,7 +153,7 @@ impl ServerHandler for Adapter {
                     Ok(failed(&Problem::new("the call was taken back")))
                 })?;
                 match self.0.starts.sentence() {
-                    Some(sentence) => with_last_line(result, &sentence),
+                    Some(sentence) => with_last_line(result, "notes", &sentence),
                     None => result,
                 }
             }
@@ -196,7 +196,7 @@ impl Inner {
             self.upstream.call("tools/call", look, None, &|_| {}).await.unwrap_or_default();
         let warnings = listed["structuredContent"]["idleWarnings"].as_array();
         let lines = warnings.into_iter().flatten().filter_map(Value::as_str);
-        lines.fold(result, with_last_line)
+        lines.fold(result, |result, line| with_last_line(result, "idleWarnings", line))
     }
 }
 

@@ -17,11 +17,15 @@ pub(super) fn failed(problem: &Problem) -> CallToolResult {
     CallToolResult::error(vec![ContentBlock::text(problem.sentence())])
 }
 
-/// Adds a line at the end of the text, and to the data for clients that show nothing else.
-pub(super) fn with_last_line(mut result: CallToolResult, line: &str) -> CallToolResult {
+/// Adds a line at the end of the text, and to this field of the data for clients that show nothing else.
+pub(super) fn with_last_line(
+    mut result: CallToolResult,
+    field: &str,
+    line: &str,
+) -> CallToolResult {
     result.content.push(ContentBlock::text(line));
     if let Some(Value::Object(fields)) = &mut result.structured_content {
-        let notes = fields.entry("notes").or_insert_with(|| json!([]));
+        let notes = fields.entry(field).or_insert_with(|| json!([]));
         if let Value::Array(notes) = notes {
             notes.push(line.into());
         }
@@ -35,8 +39,9 @@ mod tests {
 
     #[test]
     fn lines_are_added_where_each_client_looks() {
-        let result = with_last_line(done("did".into(), json!({ "ok": true })), "more");
-        let result = serde_json::to_value(with_last_line(result, "and more")).expect("JSON");
+        let result = with_last_line(done("did".into(), json!({ "ok": true })), "notes", "more");
+        let result =
+            serde_json::to_value(with_last_line(result, "notes", "and more")).expect("JSON");
         assert_eq!(result["content"][2]["text"], "and more");
         assert_eq!(
             result["structuredContent"],
