@@ -413,3 +413,134 @@ fn b15_stop_works_on_a_frozen_box_and_wake_is_use() {
         );
     });
 }
+
+/// How long without activity freezes a box here; the long form asks for ten seconds.
+fn freeze_seconds() -> u64 {
+    std::env::var("DORMOUSE_SOAK_FREEZE_SECONDS")
+        .ok()
+        .map_or(3, |text| text.parse().expect("a number"))
+}
+
+/// Seconds from one RFC 3339 time to another of the same day.
+fn seconds_between(from: &str, to: &str) -> f64 {
+    let seconds = |text: &str| {
+        let time = text.split('T').nth(1).expect("a time").trim_end_matches('Z');
+        let parts: Vec<f64> = time.split(':').map(|part| part.parse().expect("a number")).collect();
+        parts[0] * 3600.0 + parts[1] * 60.0 + parts[2]
+    };
+    let passed = seconds(to) - seconds(from);
+    // Over midnight.
+    if passed < -3600.0 { passed + 86_400.0 } else { passed }
+}
+
+/// When a box froze the last time, as its timeline says.
+fn frozen_at(lab: &e2e::Lab, id: &str) -> String {
+    let timeline = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+    let events = timeline["events"].as_array().expect("events").clone();
+    let frozen = events.iter().rfind(|event| event["status"] == "frozen").expect("it froze");
+    frozen["at"].as_str().expect("a time").to_owned()
+}
+
+#[test]
+fn b08_b13_each_kind_of_activity_holds_a_box_and_not_longer() {
+    isolated(test_name!(), |lab| {
+        let freeze = freeze_seconds();
+        let [freeze_after, background, url] =
+            [freeze, freeze * 2, freeze * 3].map(|n| n.to_string());
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", &freeze_after),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", &background),
+                ("DORMOUSE_BOX_URL_WINDOW_SECONDS", &url),
+            ],
+        );
+        let mut table = vec![
+            "| rule | what held it | told as | frozen after its last use, s | expected, s |"
+                .to_owned(),
+            "| --- | --- | --- | --- | --- |".to_owned(),
+        ];
+        let mut row = |rule: &str, what: &str, told: &str, seen: f64, expected: f64| {
+            table.push(format!("| {rule} | {what} | {told} | {seen:.1} | {expected:.1} |"));
+            assert!(
+                seen >= expected - 0.5,
+                "{rule}: frozen {seen:.1} s after its last use, not {expected:.1}"
+            );
+        };
+        let kinds = |lab: &e2e::Lab, id: &str| {
+            let view = view(lab, id);
+            let blocked = view["freeze"]["blockedBy"].as_array().cloned().unwrap_or_default();
+            blocked
+                .iter()
+                .map(|one| one["kind"].as_str().expect("a kind").to_owned())
+                .collect::<Vec<_>>()
+        };
+        let quiet = f64::from(u32::try_from(freeze).expect("small"));
+
+        // B8: nothing but its last use.
+        let (id, url) = web_box(lab);
+        sh(lab, &id, "true");
+        let used =
+            wait_status(lab, &id, "frozen")["lastUsedAt"].as_str().expect("a time").to_owned();
+        row("B8", "nothing", "", seconds_between(&used, &frozen_at(lab, &id)), quiet);
+
+        // B6, B10: a command in the foreground, for longer than it takes to freeze.
+        let line = format!("sleep {}", freeze + 2);
+        let running = std::thread::scope(|scope| {
+            let call = scope.spawn(|| sh(lab, &id, &line));
+            let told = until("it is told", || {
+                Some(kinds(lab, &id)).filter(|kinds| kinds.contains(&"foreground".to_owned()))
+            });
+            call.join().expect("it ran");
+            told
+        });
+        let used =
+            wait_status(lab, &id, "frozen")["lastUsedAt"].as_str().expect("a time").to_owned();
+        row(
+            "B10",
+            "a foreground command",
+            &running.join(", "),
+            seconds_between(&used, &frozen_at(lab, &id)),
+            quiet,
+        );
+
+        // B11: commands in the background, until so long after the last use.
+        serve_counter(lab, &id, 8000);
+        let told = until("it is told", || {
+            Some(kinds(lab, &id)).filter(|kinds| kinds.contains(&"background".to_owned()))
+        });
+        let used =
+            wait_status(lab, &id, "frozen")["lastUsedAt"].as_str().expect("a time").to_owned();
+        row(
+            "B11",
+            "a background command",
+            &told.join(", "),
+            seconds_between(&used, &frozen_at(lab, &id)),
+            quiet * 2.0,
+        );
+
+        // B9: requests through its URL, until so long after the last use, even in the middle of something.
+        done(lab, "POST", &format!("/v1/boxes/{id}/wake"), &Value::Null);
+        let mut told = Vec::new();
+        until("requests do not hold it any more", || {
+            let answer = get(&url, "GET", &[]);
+            if answer.status == 200 {
+                told.extend(kinds(lab, &id));
+                return None;
+            }
+            assert!(answer.body.contains("box is frozen"), "{}", answer.body);
+            Some(())
+        });
+        assert!(told.contains(&"url".to_owned()), "{told:?}");
+        let used =
+            wait_status(lab, &id, "frozen")["lastUsedAt"].as_str().expect("a time").to_owned();
+        row(
+            "B9",
+            "requests all the time",
+            "background, url",
+            seconds_between(&used, &frozen_at(lab, &id)),
+            quiet * 3.0,
+        );
+        println!("{}", table.join("\n"));
+    });
+}

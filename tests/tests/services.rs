@@ -155,12 +155,12 @@ fn t11_t17_external_services_and_switching() {
         assert!(curl(lab, &id, "http://api.internal/").0.starts_with("1 "));
         assert!(curl(lab, &id, "http://alias.internal:8080/").0.starts_with("2 "));
         assert!(curl(lab, &id, "http://other.internal:9000/").0.starts_with("external"));
-        for (body, field) in [
-            (json!({ "service": "nobody", "mode": "box" }), "service"),
-            (json!({ "service": "api.internal", "mode": "x" }), "mode"),
+        for (body, field, expected) in [
+            (json!({ "service": "nobody", "mode": "box" }), "service", 404),
+            (json!({ "service": "api.internal", "mode": "x" }), "mode", 400),
         ] {
             let (status, refused) = call(lab, "POST", &format!("/v1/boxes/{id}/wire"), &body);
-            assert_eq!((status, &refused["field"]), (400, &json!(field)), "{refused}");
+            assert_eq!((status, &refused["field"]), (expected, &json!(field)), "{refused}");
         }
     });
 }

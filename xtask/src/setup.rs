@@ -80,7 +80,7 @@ const PACKAGES: [Package; 12] = [
 ];
 
 /// What the tests need besides.
-const TEST_PACKAGES: [Package; 6] = [
+const TEST_PACKAGES: [Package; 7] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
     package(
@@ -93,6 +93,7 @@ const TEST_PACKAGES: [Package; 6] = [
         Sign::File("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"),
         "sets the daemon's wall clock in tests",
     ),
+    package("openssl", Sign::Program("openssl"), "makes certificates for tests"),
     package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];

@@ -37,6 +37,7 @@ mod routes;
 mod server;
 mod socket;
 mod spending;
+mod tls;
 mod validate;
 
 use std::path::PathBuf;
@@ -55,6 +56,7 @@ pub use mcp::INSTRUCTIONS as MCP_INSTRUCTIONS;
 pub use openapi::document as openapi;
 pub use server::{ServeError, Server, serve};
 pub use socket::SocketPath;
+pub use tls::{TlsError, TlsFiles};
 
 /// File in the data folder on which the interface listens for local programs.
 pub const SOCKET_FILE: &str = "dormouse.sock";
@@ -74,6 +76,8 @@ pub struct Settings {
     pub edge: EdgeLimits,
     /// How boxes are set up.
     pub boxes: BoxSettings,
+    /// Serve TLS alone, with this certificate; `None`: plain HTTP.
+    pub tls: Option<TlsFiles>,
     /// `GET /metrics` needs no token.
     pub open_metrics: bool,
 }

@@ -8,6 +8,8 @@ use utoipa::openapi::response::ResponseBuilder;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{Ref, RefOr, Required};
 
+use serde_json::{Value, json};
+
 use crate::routes;
 
 /// Title, text and tags.
@@ -47,7 +49,7 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 9] = [
+const BODY_OPTIONAL: [&str; 12] = [
     "create_sandbox",
     "sleep_sandbox",
     "restart_sandbox",
@@ -55,6 +57,9 @@ const BODY_OPTIONAL: [&str; 9] = [
     "start_terminal",
     "drain_host",
     "start_box",
+    "box_push",
+    "write_tree",
+    "write_file",
     "agent_heartbeat",
     "create_key",
 ];
@@ -85,9 +90,46 @@ pub fn document() -> String {
             operation.iter_mut().for_each(complete);
         }
     }
+    let mut document = serde_json::to_value(&document).expect("plain data");
+    constrain(&mut document);
     let mut text = serde_json::to_string_pretty(&document).expect("plain data");
     text.push('\n');
     text
+}
+
+/// What the types cannot say: which fields go together, and which exclude each other.
+fn constrain(document: &mut Value) {
+    let one_of = |one: &str, other: &str| {
+        let alone = |given: &str, absent: &str| json!({ "required": [given], "properties": { given: { "type": given_type(given) }, absent: { "type": "null" } } });
+        json!([alone(one, other), alone(other, one)])
+    };
+    let rules = [
+        ("ExecRequest", "oneOf", one_of("argv", "command")),
+        ("BoxExec", "oneOf", one_of("command", "execId")),
+        ("BoxExec", "dependentRequired", json!({ "offset": ["execId"] })),
+        ("ServiceSpec", "dependentRequired", json!({ "fromPort": ["fromBox"] })),
+    ];
+    for (schema, key, rule) in rules {
+        document["components"]["schemas"][schema][key] = rule;
+    }
+    let operations =
+        document["paths"].as_object_mut().into_iter().flat_map(|paths| paths.values_mut());
+    let operations = operations.filter_map(Value::as_object_mut).flat_map(|path| path.values_mut());
+    let parameters =
+        operations.filter_map(|operation| operation.get_mut("parameters")?.as_array_mut());
+    for parameter in parameters.flatten() {
+        if parameter["in"] == "query" && parameter["name"] == "path" {
+            parameter["schema"]["pattern"] = json!(PATH_PATTERN);
+        }
+    }
+}
+
+/// An absolute path without a step upwards and without NUL: what [`validate::path`](crate::validate::path) lets through.
+const PATH_PATTERN: &str =
+    r"^(/([^/.\u0000][^/\u0000]*|\.[^/.\u0000][^/\u0000]*|\.\.[^/\u0000]+|\.)?)+$";
+
+fn given_type(field: &str) -> &'static str {
+    if field == "argv" { "array" } else { "string" }
 }
 
 /// What is the same for every operation: the token, and the one error body.
@@ -95,7 +137,7 @@ fn complete(operation: &mut Operation) {
     operation
         .security
         .get_or_insert_with(|| vec![SecurityRequirement::new("token", [] as [&str; 0])]);
-    let example = serde_json::json!({
+    let example = json!({
         "error": "no sandbox has the id or name `web`",
         "code": "not_found",
         "hint": "`GET /v1/sandboxes` or `dormouse sandboxes list` shows what there is",

@@ -13,13 +13,14 @@ use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, Request, Response, Version, header};
 use axum::response::IntoResponse;
 use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper::server::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 use tracing::Instrument;
@@ -34,6 +35,7 @@ use crate::journal::Journal;
 use crate::make::Making;
 use crate::metrics::{Face, Metrics};
 use crate::socket::SocketPath;
+use crate::tls::{Tls, TlsError};
 use crate::{
     App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, edge, journal, mcp, reconcile,
     retire, routes, spending,
@@ -44,6 +46,8 @@ pub(crate) const CONNECTIONS_MAX: usize = 8192;
 /// Most bytes of a request's head (line and headers); more is answered with 431. Looked at after each read, so up to twice
 /// as much may get through.
 pub(crate) const HEAD_BYTES_MAX: usize = 64 * 1024;
+/// Most requests at a time on one connection of HTTP/2.
+const STREAMS_MAX: u32 = 250;
 /// Most headers of a request; more is answered with 431.
 pub(crate) const HEADERS_MAX: usize = 100;
 /// How long a request's head may take to arrive.
@@ -87,6 +91,9 @@ pub enum ServeError {
         /// Why not.
         source: io::Error,
     },
+    /// The certificate cannot be used.
+    #[error("serve TLS")]
+    Tls(#[from] TlsError),
     /// The public URL is not one.
     #[error("public URL `{0}` is not `http://host[:port]` or `https://host[:port]`")]
     PublicUrl(String),
@@ -112,8 +119,13 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     let listen_failed = |source| ServeError::Listen { address: settings.listen.clone(), source };
     let tcp = TcpListener::bind(&settings.listen).await.map_err(listen_failed)?;
     let address = tcp.local_addr().map_err(listen_failed)?;
-    let links = Links::new(&settings.domain, settings.public_url.as_deref(), address.port())
-        .ok_or_else(|| ServeError::PublicUrl(settings.public_url.clone().unwrap_or_default()))?;
+    let tls = settings.tls.map(Tls::load).transpose()?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let links =
+        Links::new(&settings.domain, settings.public_url.as_deref(), scheme, address.port())
+            .ok_or_else(|| {
+                ServeError::PublicUrl(settings.public_url.clone().unwrap_or_default())
+            })?;
     let boxes = Boxes::load(&catalogue, settings.boxes).await.map_err(ServeError::Start)?;
     let app = App(Arc::new(Inner {
         host,
@@ -146,7 +158,7 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     let mut listeners = JoinSet::new();
     listeners.spawn(retire::run(app.clone()));
     listeners.spawn(spending::run(app.clone()));
-    listeners.spawn(accept_tcp(tcp, Service { app: app.clone(), router: router.clone() }));
+    listeners.spawn(accept_tcp(tcp, tls, Service { app: app.clone(), router: router.clone() }));
     listeners.spawn(accept_unix(unix, Service { app: app.clone(), router }));
     tracing::info!(%address, socket = %socket.display(), "serving");
     Ok(Server { address, socket, app, listeners })
@@ -260,7 +272,7 @@ fn one_host<B>(request: &Request<B>) -> Result<(), ApiError> {
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-async fn accept_tcp(listener: TcpListener, service: Service) {
+async fn accept_tcp(listener: TcpListener, tls: Option<Tls>, service: Service) {
     let mut connections = Connections::new(service);
     while let Some(permit) = connections.room().await {
         let stop = connections.service.app.stop().clone();
@@ -274,7 +286,10 @@ async fn accept_tcp(listener: TcpListener, service: Service) {
                     // Only slower, or later to notice a client's end.
                     tracing::debug!(error = %error, "cannot prepare a connection");
                 }
-                connections.spawn(stream, Peer::Tcp(from), permit);
+                match &tls {
+                    Some(tls) => connections.spawn_tls(tls.acceptor(), stream, from, permit),
+                    None => connections.spawn(stream, Peer::Tcp(from), permit),
+                }
             }
             Err(error) => pause(&error).await,
         }
@@ -329,29 +344,33 @@ impl Connections {
         S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let service = self.service.clone();
-        let stop = service.app.stop().clone();
         self.tasks.spawn(async move {
             let _room = permit;
-            let handler =
-                hyper::service::service_fn(move |request| service.clone().handle(request, peer));
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEAD_TIME_MAX)
-                .max_buf_size(HEAD_BYTES_MAX)
-                .max_headers(HEADERS_MAX)
-                .serve_connection(TokioIo::new(stream), handler)
-                .with_upgrades();
-            tokio::pin!(connection);
-            let result = tokio::select! {
-                result = connection.as_mut() => result,
-                () = stop.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
+            serve_http1(service, stream, peer).await;
+        });
+    }
+
+    /// As [`spawn`](Self::spawn), once both sides have agreed on keys and on a protocol.
+    fn spawn_tls(
+        &mut self,
+        acceptor: TlsAcceptor,
+        stream: TcpStream,
+        from: SocketAddr,
+        permit: tokio::sync::OwnedSemaphorePermit,
+    ) {
+        let service = self.service.clone();
+        self.tasks.spawn(async move {
+            let _room = permit;
+            let stream = match tokio::time::timeout(HEAD_TIME_MAX, acceptor.accept(stream)).await {
+                Ok(Ok(stream)) => stream,
+                // Whoever speaks something else, or nothing.
+                Ok(Err(error)) => return tracing::debug!(error = chain(&error), "no TLS"),
+                Err(_) => return tracing::debug!("no TLS in time"),
             };
-            if let Err(error) = result {
-                // Clients that go away, mostly.
-                tracing::debug!(error = chain(&error), "connection ended early");
+            if stream.get_ref().1.alpn_protocol() == Some(b"h2") {
+                serve_http2(service, stream, Peer::Tcp(from)).await;
+            } else {
+                serve_http1(service, stream, Peer::Tcp(from)).await;
             }
         });
     }
@@ -369,6 +388,59 @@ impl Connections {
             );
             self.tasks.shutdown().await;
         }
+    }
+}
+
+async fn serve_http1<S>(service: Service, stream: S, peer: Peer)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let stop = service.app.stop().clone();
+    let handler = hyper::service::service_fn(move |request| service.clone().handle(request, peer));
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .max_headers(HEADERS_MAX)
+        .serve_connection(TokioIo::new(stream), handler)
+        .with_upgrades();
+    tokio::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        // Clients that go away, mostly.
+        tracing::debug!(error = chain(&error), "connection ended early");
+    }
+}
+
+async fn serve_http2<S>(service: Service, stream: S, peer: Peer)
+where
+    S: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let stop = service.app.stop().clone();
+    let handler = hyper::service::service_fn(move |request| service.clone().handle(request, peer));
+    let header_bytes = u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX);
+    let connection = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .max_header_list_size(header_bytes)
+        .max_concurrent_streams(STREAMS_MAX)
+        .keep_alive_interval(KEEP_ALIVE_IDLE)
+        .serve_connection(TokioIo::new(stream), handler);
+    tokio::pin!(connection);
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
+        () = stop.cancelled() => {
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(error = chain(&error), "connection ended early");
     }
 }
 

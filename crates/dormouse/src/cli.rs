@@ -871,6 +871,12 @@ pub(crate) struct ServeArgs {
     pub(crate) edge_idle_seconds: u64,
     #[command(flatten)]
     pub(crate) boxes: BoxArgs,
+    /// Serve HTTPS alone, with this certificate (PEM, with those that lead to its authority); looked at anew when it changes.
+    #[arg(long, env = "DORMOUSE_TLS_CERT", value_name = "PATH", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM).
+    #[arg(long, env = "DORMOUSE_TLS_KEY", value_name = "PATH", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// `GET /metrics` needs no token.
     #[arg(long, env = "DORMOUSE_OPEN_METRICS")]
     pub(crate) open_metrics: bool,

@@ -38,6 +38,10 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
             idle: Duration::from_secs(arguments.edge_idle_seconds),
         },
         boxes: arguments.boxes.settings(),
+        tls: arguments
+            .tls_cert
+            .zip(arguments.tls_key)
+            .map(|(certificate, key)| control::TlsFiles { certificate, key }),
         open_metrics: arguments.open_metrics,
     };
     let server =

@@ -18,7 +18,9 @@ struct Soak {
     name: &'static str,
     /// What it tries.
     about: &'static str,
-    /// The test program in `tests/tests`.
+    /// The package of the test program.
+    package: &'static str,
+    /// The test program: in `tests/tests`, or in the `tests` of its crate.
     program: &'static str,
     /// What the names of its tests contain.
     tests: &'static str,
@@ -31,6 +33,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "tour",
         about: "the tour of the README, word for word",
+        package: "e2e",
         program: "tour",
         tests: "readme_tour_word_for_word",
         environment: &[],
@@ -38,6 +41,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "cycles",
         about: "200 sleeps and wakes in both tiers over one connection: nothing is lost, nothing left behind",
+        package: "e2e",
         program: "sleep",
         tests: "s07_nothing_is_lost_over_many_sleeps",
         environment: &[("DORMOUSE_SOAK_CYCLES", "200")],
@@ -45,6 +49,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "cron",
         about: "20 minutes of cron in a sandbox that sleeps after 5 s: ten jobs, each at most 1 s late, asleep most of the time",
+        package: "e2e",
         program: "timers",
         tests: "s03_cron",
         environment: &[("DORMOUSE_SOAK_CRON_LINES", "10"), ("DORMOUSE_SOAK_CRON_MINUTES", "2")],
@@ -52,6 +57,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "silent",
         about: "a program silent for three minutes on a connection is never put to sleep; without the connection it is",
+        package: "e2e",
         program: "network",
         tests: "s02_a_silent_outbound",
         environment: &[("DORMOUSE_SOAK_SILENT_SECONDS", "180")],
@@ -59,6 +65,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "poller",
         about: "everything is read for two minutes: it sleeps on time and sleeps on",
+        package: "e2e",
         program: "wake",
         tests: "s08_who_reads_everything",
         environment: &[("DORMOUSE_SOAK_POLL_SECONDS", "120")],
@@ -66,6 +73,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "load",
         about: "1,000 sleeps under commands, a terminal, copies and requests that race with them: nothing lost, nothing refused",
+        package: "e2e",
         program: "load",
         tests: "",
         environment: &[("DORMOUSE_SOAK_LOAD_CYCLES", "1000")],
@@ -73,6 +81,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "crash",
         about: "the daemon killed five times at each of its worst moments, and 50 times at any, over ten sandboxes",
+        package: "e2e",
         program: "crash",
         tests: "",
         environment: &[
@@ -84,6 +93,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "herd",
         about: "50 requests at once to a sleeper: 50 answers, one wake",
+        package: "e2e",
         program: "wake",
         tests: "s08_fifty_requests_at_once",
         environment: &[],
@@ -91,6 +101,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "clock",
         about: "a long sleep in a guest ends on waking, in both tiers, with the wall clock right",
+        package: "e2e",
         program: "timers",
         tests: "s07_a_long_sleep_ends_on_waking",
         environment: &[],
@@ -98,6 +109,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "forks",
         about: "20 forks of a program that draws random numbers: all differ, the parent is untouched",
+        package: "e2e",
         program: "forks",
         tests: "",
         environment: &[("DORMOUSE_SOAK_FORKS", "20")],
@@ -105,6 +117,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "pressure",
         about: "40 sandboxes with room for 10 in memory: all answer in turn, and never is more resident than the budget",
+        package: "e2e",
         program: "memory",
         tests: "",
         environment: &[
@@ -113,8 +126,25 @@ const SOAKS: &[Soak] = &[
         ],
     },
     Soak {
+        name: "box-kinds",
+        about: "each kind of activity holds a box from being frozen, and not longer; with ten seconds instead of ten minutes",
+        package: "e2e",
+        program: "boxes",
+        tests: "b08_b13_each_kind_of_activity",
+        environment: &[("DORMOUSE_SOAK_FREEZE_SECONDS", "10")],
+    },
+    Soak {
+        name: "box-days",
+        about: "10,000 simulated days of 100 boxes with random use: none frozen while held, none stopped early or unwarned",
+        package: "lifecycle",
+        program: "life",
+        tests: "b23_b24_b26_days_of_boxes",
+        environment: &[("DORMOUSE_BOX_DAYS", "10000"), ("DORMOUSE_BOXES", "100")],
+    },
+    Soak {
         name: "network",
         about: "connections over IPv4 and IPv6, idle for ten minutes in each tier, a keepalive probe each 5 s: all answered, no wake",
+        package: "e2e",
         program: "asleep_network",
         tests: "s07_keepalive_probes_are_answered",
         environment: &[("DORMOUSE_SOAK_PROBE_SECONDS", "5"), ("DORMOUSE_SOAK_IDLE_SECONDS", "600")],
@@ -122,6 +152,7 @@ const SOAKS: &[Soak] = &[
     Soak {
         name: "failures",
         about: "full disk, damaged state, QEMU killed: what each ends as, and the restart after it",
+        package: "e2e",
         program: "failures",
         tests: "",
         environment: &[],
@@ -154,7 +185,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     step("image for tests", || build::test_image(&programs))?;
     let begun = Instant::now();
     let mut command = process::cargo();
-    command.args(["test", "--locked", "--package", "e2e", "--test", soak.program, "--"]);
+    command.args(["test", "--locked", "--package", soak.package, "--test", soak.program, "--"]);
     command.args([soak.tests, "--nocapture", "--test-threads=1"]);
     command
         .envs(soak.environment.iter().copied())
@@ -182,20 +213,32 @@ pub(crate) fn run(options: &Options) -> Result<()> {
 mod tests {
     use super::*;
 
+    /// The source of a test program: a file, or a folder of them.
+    fn text_of(soak: &Soak) -> String {
+        let root = layout::root();
+        if soak.package == "e2e" {
+            let path = root.join("tests/tests").join(format!("{}.rs", soak.program));
+            return std::fs::read_to_string(&path)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
+        let folder = root.join("crates").join(soak.package).join("tests").join(soak.program);
+        let files = std::fs::read_dir(&folder)
+            .unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        files.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect()
+    }
+
     #[test]
     fn each_soak_names_a_test_that_exists() {
         for soak in SOAKS {
-            let path = layout::root().join("tests/tests").join(format!("{}.rs", soak.program));
-            let text = std::fs::read_to_string(&path)
-                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            let text = text_of(soak);
             assert!(
                 text.contains(&format!("fn {}", soak.tests)),
                 "{} has no `{}`",
-                path.display(),
+                soak.program,
                 soak.tests
             );
             for (variable, _) in soak.environment {
-                assert!(text.contains(variable), "{} does not read {variable}", path.display());
+                assert!(text.contains(variable), "{} does not read {variable}", soak.program);
             }
         }
     }

@@ -18,8 +18,6 @@ use crate::failure::Failure;
 
 /// Most characters of a conversation's id.
 const ID_CHARS_MAX: usize = 64;
-/// Most characters of a program's name that are kept.
-const CLIENT_CHARS_MAX: usize = 100;
 /// How long a conversation is remembered after its last sign of life, milliseconds: longer than any box that it used is listed.
 const REMEMBERED_MS: i64 = 30 * 24 * 60 * 60 * 1000;
 /// A conversation that has not used a box for so long is away from it (B37).
@@ -83,7 +81,7 @@ impl Agents {
         client: Option<&str>,
     ) -> Result<(), Failure> {
         let before = self.get(id).and_then(|agent| agent.client);
-        let client = client.map(|client| client.chars().take(CLIENT_CHARS_MAX).collect());
+        let client = client.map(str::to_owned);
         let agent = Agent { client: client.or(before), heard_ms: now_ms(), has_left: false };
         self.keep(catalogue, id, agent).await
     }

@@ -1,8 +1,8 @@
 //! Switching a service between its process in the box and the external base (T6, T11).
 
-use api::ApiError;
 use api::boxes::act::BoxWire;
 use api::boxes::view::ServiceView;
+use api::{ApiError, Code};
 
 use super::{Who, act, services};
 use crate::App;
@@ -39,7 +39,8 @@ pub(crate) async fn wire(
             .filter(|(_, service)| service.is_here())
             .map(|(_, service)| format!("{}:{}", service.name, service.port))
             .collect();
-        return Err(ApiError::invalid("service", "this box declares no such service of its own")
+        let error = ApiError::new(Code::NotFound, "this box declares no such service of its own");
+        return Err(ApiError { field: Some("service".to_owned()), ..error }
             .hint(format!(
                 "it declares {}",
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }

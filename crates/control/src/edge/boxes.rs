@@ -3,6 +3,7 @@
 
 use api::boxes::BoxStatus;
 use api::host::{Caller, HoldKind};
+use api::sandbox::SleepTier;
 use api::{ApiError, Code};
 use axum::body::Body;
 use axum::http::header::{
@@ -54,13 +55,23 @@ pub(super) async fn serve(
         Err((Some(request), error)) if error.code == Code::BoxFrozen => (request, error),
         Err((_, error)) => return refused(app, record, error, page_load, language, form).await,
     };
-    match status(app, record).await {
+    let (status, is_off) = match app.host().view(&record.id).await {
+        Ok(known) => {
+            let is_off = known.sandbox.sleep_tier == Some(SleepTier::Off);
+            (known.boxed.map(|life| life.status), is_off)
+        }
+        Err(_) => (status(app, record).await, false),
+    };
+    // While it is being frozen it is told as ready still.
+    let freezes =
+        matches!(status, Some(BoxStatus::Ready | BoxStatus::Takeover | BoxStatus::Frozen));
+    match status {
         // Powered off it is ready, and nothing listens in it until something acts on it (B44).
-        Some(BoxStatus::Ready | BoxStatus::Takeover) => {
+        _ if is_off => {
             let error = ApiError::new(Code::PortClosed, "this box is switched off");
             refusal::response(error.hint("the next call that acts on it boots it"), form)
         }
-        Some(BoxStatus::Frozen) if page_load => {
+        _ if freezes && page_load => {
             if !app.boxes().may_ask(&record.id) {
                 return waking(language);
             }
@@ -86,6 +97,7 @@ pub(super) async fn serve(
                 Ok(Err(_)) | Err(_) => waking(language),
             }
         }
+        _ if freezes => told(BoxStatus::Frozen, false),
         Some(status) => told(status, false),
         None => told(BoxStatus::Interrupted, false),
     }

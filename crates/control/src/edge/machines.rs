@@ -13,27 +13,43 @@ use tokio_util::sync::CancellationToken;
 const ENDS: [&str; 4] =
     ["sandbox.stopped", "sandbox.starting", "sandbox.failed", "sandbox.deleted"];
 
-/// A token for each sandbox that somebody is connected to.
+/// The event after which a box is frozen.
+const REST: &str = "sandbox.slept";
+
+type Tokens = HashMap<SandboxId, CancellationToken>;
+
+/// Tokens for each sandbox that somebody is connected to.
 #[derive(Debug, Default)]
-pub(crate) struct Machines(Mutex<HashMap<SandboxId, CancellationToken>>);
+pub(crate) struct Machines {
+    ends: Mutex<Tokens>,
+    rests: Mutex<Tokens>,
+}
 
 impl Machines {
     /// Fires when the machine that runs now has ended.
     pub(crate) fn end_of(&self, id: &SandboxId) -> CancellationToken {
         // A child each, so that those who listen no more leave nothing behind.
-        self.lock().entry(id.clone()).or_default().child_token()
+        lock(&self.ends).entry(id.clone()).or_default().child_token()
+    }
+
+    /// Fires when it sleeps the next time; perhaps once for the last time, too, if that was just now.
+    pub(crate) fn rest_of(&self, id: &SandboxId) -> CancellationToken {
+        lock(&self.rests).entry(id.clone()).or_default().child_token()
     }
 
     /// Takes note of what happened to a sandbox.
     pub(crate) fn hear(&self, event: &Event) {
-        if ENDS.contains(&event.kind.as_str())
-            && let Some(token) = self.lock().remove(&event.sandbox_id)
-        {
+        let tokens = match event.kind.as_str() {
+            REST => &self.rests,
+            kind if ENDS.contains(&kind) => &self.ends,
+            _ => return,
+        };
+        if let Some(token) = lock(tokens).remove(&event.sandbox_id) {
             token.cancel();
         }
     }
+}
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxId, CancellationToken>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn lock(tokens: &Mutex<Tokens>) -> MutexGuard<'_, Tokens> {
+    tokens.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -49,10 +49,15 @@ pub(crate) struct Links {
 
 impl Links {
     /// `None`: the public URL is not `http(s)://host[:port]`.
-    pub(crate) fn new(domain: &str, public_url: Option<&str>, listen_port: u16) -> Option<Self> {
+    pub(crate) fn new(
+        domain: &str,
+        public_url: Option<&str>,
+        scheme: &'static str,
+        listen_port: u16,
+    ) -> Option<Self> {
         let suffix = format!(".box.{}", domain.to_ascii_lowercase());
         let Some(url) = public_url else {
-            return Some(Self { scheme: "http", suffix, port: format!(":{listen_port}") });
+            return Some(Self { scheme, suffix, port: format!(":{listen_port}") });
         };
         let url: Uri = url.parse().ok()?;
         let scheme = match url.scheme_str()? {
@@ -191,8 +196,9 @@ mod tests {
 
     #[test]
     fn public_urls() {
-        let port =
-            |url| Links::new("example.test", url, 8420).map(|links| (links.scheme, links.port));
+        let port = |url| {
+            Links::new("example.test", url, "http", 8420).map(|links| (links.scheme, links.port))
+        };
         assert_eq!(port(None), Some(("http", ":8420".into())));
         assert_eq!(port(Some("https://example.test")), Some(("https", String::new())));
         assert_eq!(port(Some("http://example.test:81/")), Some(("http", ":81".into())));

@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use api::boxes::BoxStatus;
 use api::host::{Answer, Caller, Connection, Hold, HoldKind};
 use api::{ApiError, Code};
 use axum::body::Body;
@@ -143,6 +144,10 @@ async fn pass_held(
         })?,
         () = machine.cancelled() => return Err(machine_ended(port)),
         error = hold.value.stands_still() => return Err(error),
+        // Past the time in which requests hold it a box freezes under them (B9); nobody is held then (B19).
+        () = frozen(app, id), if passing.is_box => {
+            return Err(ApiError::new(Code::BoxFrozen, "the box was frozen before it had answered"));
+        }
         () = activity.silence(limit) => return Err(too_late(port, limit)),
     };
 
@@ -184,6 +189,19 @@ async fn pass_held(
             Ok(response
                 .map(|body| Body::new(Answering::new(body, exchange, activity, idle, machine))))
         }
+    }
+}
+
+/// Waits until a box is frozen.
+async fn frozen(app: &App, id: &api::SandboxId) {
+    loop {
+        let rests = app.machines().rest_of(id);
+        let view = app.host().view(id).await;
+        let status = view.ok().and_then(|known| known.boxed).map(|boxed| boxed.status);
+        if status == Some(BoxStatus::Frozen) {
+            return;
+        }
+        rests.cancelled().await;
     }
 }
 

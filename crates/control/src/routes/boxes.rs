@@ -24,6 +24,8 @@ use crate::failure::Failure;
 use crate::input::{BoxId, JsonBody, Query, body_reader};
 use crate::openapi::Raw;
 
+/// Most characters of a program's name.
+const CLIENT_CHARS_MAX: usize = 100;
 /// Names the conversation that a call comes from (B35).
 const AGENT_HEADER: &str = "x-psbx-agent";
 /// Bytes of output in an answer, unless asked otherwise.
@@ -337,6 +339,14 @@ pub(crate) async fn heartbeat(
     AgentPath(id): AgentPath,
     JsonBody(request): JsonBody<Heartbeat>,
 ) -> Result<Json<Done>, Failure> {
+    if let Some(client) = &request.client
+        && client.chars().count() > CLIENT_CHARS_MAX
+    {
+        let text = format!("`client`: {} characters", client.chars().count());
+        return Err(ApiError::invalid("client", text)
+            .hint(format!("at most {CLIENT_CHARS_MAX}"))
+            .into());
+    }
     app.boxes().agents.heartbeat(app.catalogue(), &id, request.client.as_deref()).await?;
     Ok(Json(Done { ok: true }))
 }

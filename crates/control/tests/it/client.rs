@@ -120,6 +120,7 @@ pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir, edge: EdgeLimits) ->
         public_url: None,
         edge,
         boxes: control::BoxSettings::default(),
+        tls: None,
         open_metrics: false,
     };
     control::serve(Arc::clone(fake) as _, settings).await.unwrap()

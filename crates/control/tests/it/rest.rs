@@ -512,6 +512,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         public_url: None,
         edge: control::EdgeLimits::default(),
         boxes: control::BoxSettings::default(),
+        tls: None,
         open_metrics: false,
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {

@@ -41,6 +41,7 @@ impl World {
             public_url: Some("http://localhost:8420".into()),
             edge: control::EdgeLimits::default(),
             boxes: control::BoxSettings::default(),
+            tls: None,
             open_metrics: false,
         };
         self.server = Some(control::serve(Arc::clone(&self.fake) as _, settings).await.unwrap());
