@@ -42,10 +42,60 @@ pub(super) fn tool<I: JsonSchema + 'static, O: JsonSchema + 'static>(
         .idempotent(idempotent)
         .open_world(false);
     let input = schema_for_input::<I>().expect("arguments are an object");
-    Tool::new(name, description, input)
+    let mut tool = Tool::new(name, description, input)
         .with_title(title)
         .with_annotations(hints)
-        .with_output_schema::<O>()
+        .with_output_schema::<O>();
+    tool.input_schema = portable(&tool.input_schema);
+    tool.output_schema = tool.output_schema.as_ref().map(portable);
+    tool
+}
+
+/// A schema as every client understands it: what may be left out is left out, not null, and each value has one type. Rust's sizes of
+/// integers are no formats that others know; what may be given stands in the descriptions and bounds.
+fn portable(schema: &Arc<JsonObject>) -> Arc<JsonObject> {
+    let mut schema = Value::Object(JsonObject::clone(schema));
+    simplify(&mut schema);
+    match schema {
+        Value::Object(schema) => Arc::new(schema),
+        _ => unreachable!("an object stays one"),
+    }
+}
+
+fn simplify(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(simplify),
+        Value::Object(fields) => {
+            if let Some(Value::Array(types)) = fields.get_mut("type") {
+                types.retain(|one| one != "null");
+                if let [one] = types.as_slice() {
+                    let one = one.clone();
+                    fields.insert("type".to_owned(), one);
+                }
+            }
+            if let Some(Value::Array(ways)) = fields.get_mut("anyOf") {
+                ways.retain(|way| way.get("type").is_none_or(|kind| kind != "null"));
+                if let [Value::Object(only)] = ways.as_slice() {
+                    let only = only.clone();
+                    fields.remove("anyOf");
+                    fields.extend(only);
+                }
+            }
+            let is_rusts = |format: &Value| {
+                format
+                    .as_str()
+                    .is_some_and(|format| format.starts_with("uint") || format.starts_with("int"))
+            };
+            if fields.get("format").is_some_and(is_rusts) {
+                fields.remove("format");
+            }
+            if fields.get("default").is_some_and(Value::is_null) {
+                fields.remove("default");
+            }
+            fields.values_mut().for_each(simplify);
+        }
+        _ => {}
+    }
 }
 
 /// Adds `id` to what a tool takes, which names the box that it is about.
@@ -152,6 +202,22 @@ mod tests {
         let call = json!({ "id": "x", "command": "ls", "cwd": null, "waitSec": 5.0 });
         let (id, request) = read_about::<BoxExec>(object(call)).expect("read");
         assert_eq!((id.as_str(), request.cwd, request.wait_sec), ("x", None, Some(5)));
+    }
+
+    #[test]
+    fn schemas_are_such_as_every_client_understands() {
+        let mut schema = json!({ "properties": {
+            "a": { "type": ["integer", "null"], "format": "uint64", "default": null, "minimum": 1 },
+            "b": { "anyOf": [{ "$ref": "#/$defs/B" }, { "type": "null" }], "description": "b" },
+            "format": { "type": "string", "format": "date-time" },
+        } });
+        simplify(&mut schema);
+        let expected = json!({ "properties": {
+            "a": { "type": "integer", "minimum": 1 },
+            "b": { "$ref": "#/$defs/B", "description": "b" },
+            "format": { "type": "string", "format": "date-time" },
+        } });
+        assert_eq!(schema, expected);
     }
 
     #[test]
