@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 
 use api::{ApiError, Code};
-use axum::http::header;
 use rmcp::model::{JsonObject, Tool};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -137,8 +136,7 @@ struct How {
 
 impl How {
     fn new(call: &Call, id: &str, path: &str, method: &str) -> Self {
-        let host = call.headers.get(header::HOST).and_then(|host| host.to_str().ok());
-        let host = host.unwrap_or("localhost");
+        let host = &call.host;
         let path: String = form_urlencoded::byte_serialize(path.as_bytes()).collect();
         let scheme = call.app.links().scheme();
         let url = format!("{scheme}://{host}/v1/boxes/{id}/tree?path={path}");

@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use api::{ApiError, Code};
 use axum::http::uri::Authority;
-use axum::http::{Request, header};
+use axum::http::{HeaderMap, Request, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use tower::Service;
@@ -43,6 +43,12 @@ fn name(host: &str) -> String {
     host[..port].trim_end_matches('.').to_ascii_lowercase()
 }
 
+/// The name that a client has written: in HTTP/2, and in an absolute request line, it is part of the address.
+pub(super) fn written<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let host = || headers.get(header::HOST).and_then(|host| host.to_str().ok());
+    uri.authority().map(Authority::as_str).or_else(host)
+}
+
 /// A service that answers to these names only.
 #[derive(Clone)]
 pub(crate) struct Guarded<S> {
@@ -71,9 +77,7 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let written = request.uri().authority().map(Authority::as_str);
-        let written = written
-            .or_else(|| request.headers().get(header::HOST).and_then(|host| host.to_str().ok()));
+        let written = written(request.uri(), request.headers());
         if !written.is_some_and(|host| self.hosts.has(host)) {
             let host =
                 written.unwrap_or_default().chars().take(NAME_CHARS_TOLD).collect::<String>();

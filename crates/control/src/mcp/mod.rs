@@ -116,6 +116,8 @@ struct Call {
     app: App,
     who: Who,
     headers: HeaderMap,
+    /// By which name and port the client has reached us.
+    host: String,
     /// How long the client can wait for it.
     waits: Duration,
     /// Fires when the client is gone.
@@ -162,6 +164,7 @@ impl ServerHandler for Handler {
             app: self.app.clone(),
             who: who.clone(),
             waits: waits(&headers),
+            host: hosts::written(&parts.uri, &headers).unwrap_or("localhost").to_owned(),
             headers,
             gone: context.ct.clone(),
             progress,
