@@ -76,7 +76,12 @@ impl Http {
     /// With the daemon's token.
     #[track_caller]
     pub fn new(lab: &Lab) -> Self {
-        Self { authorization: format!("Bearer {}", token(lab)), agent: None, headers: Vec::new() }
+        Self::with_key(&token(lab))
+    }
+
+    /// With another key.
+    pub fn with_key(key: &str) -> Self {
+        Self { authorization: format!("Bearer {key}"), agent: None, headers: Vec::new() }
     }
 
     /// All messages that come for a request, the answer last.

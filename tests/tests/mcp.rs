@@ -251,3 +251,45 @@ fn who_may_call_and_in_which_revisions() {
         assert!((400..500).contains(&nonsense), "{nonsense}");
     });
 }
+
+#[test]
+fn b43_a_key_of_another_account_sees_none_of_these_boxes_nor_their_warnings() {
+    isolated(test_name!(), |lab| {
+        // A warning from the start on.
+        set_up(lab, &[("DORMOUSE_BOX_STOP_AFTER_SECONDS", "600")]);
+        lab.ok(&["accounts", "create", "others"]);
+        let key = lab.ok(&["keys", "create", "--account", "others"]);
+        let mut mine = Http::new(lab);
+        // Both say that they are the same conversation, and send the same key for their start.
+        mine.agent = Some("c-1".to_owned());
+        mine.headers = vec![("Idempotency-Key".to_owned(), "k-1".to_owned())];
+        let mut theirs = Http::with_key(key.lines().last().expect("a key").trim());
+        theirs.agent.clone_from(&mine.agent);
+        theirs.headers.clone_from(&mine.headers);
+        let id = id_of(&mine.done("sandbox_start", json!({ "goal": "mine" })));
+        let warns = format!("box {id}: the idle rules stop it");
+        assert!(text(&mine.tool("sandbox_list", json!({}))).contains(&warns));
+        for (tool, arguments) in [
+            ("sandbox_status", json!({ "id": id })),
+            ("sandbox_exec", json!({ "id": id, "command": "true" })),
+            ("sandbox_get", json!({ "id": id, "path": "/etc/hostname" })),
+            ("sandbox_pull", json!({ "id": id })),
+            ("sandbox_sync", json!({ "id": id })),
+            ("sandbox_procs", json!({ "id": id })),
+            ("sandbox_say", json!({ "id": id, "text": "hello" })),
+            ("sandbox_feedback", json!({ "id": id, "text": "hello" })),
+            ("sandbox_stop", json!({ "id": id })),
+            ("sandbox_start", json!({ "restore": id, "goal": "theirs" })),
+        ] {
+            let told = theirs.refused(tool, arguments);
+            assert!(told.starts_with("there is no box of this id (not_found)"), "{tool}: {told}");
+            assert!(!told.contains(&warns), "{tool}: {told}");
+        }
+        assert_eq!(theirs.done("sandbox_list", json!({ "all": true }))["boxes"], json!([]));
+        let own = id_of(&theirs.done("sandbox_start", json!({ "goal": "mine" })));
+        assert_ne!(own, id);
+        assert!(!text(&theirs.tool("sandbox_list", json!({}))).contains(&warns));
+        assert_eq!(mine.done("sandbox_status", json!({ "id": id }))["status"], "ready");
+        theirs.done("sandbox_stop", json!({ "id": own }));
+    });
+}
