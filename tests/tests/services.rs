@@ -155,6 +155,17 @@ fn t11_t17_external_services_and_switching() {
         assert!(curl(lab, &id, "http://api.internal/").0.starts_with("1 "));
         assert!(curl(lab, &id, "http://alias.internal:8080/").0.starts_with("2 "));
         assert!(curl(lab, &id, "http://other.internal:9000/").0.starts_with("external"));
+        // The same as a tool, and back.
+        let back = json!({ "id": id, "service": "alias.internal", "mode": "external" });
+        let switched = e2e::mcp::Http::new(lab).done("sandbox_wire", back);
+        let modes: Vec<_> = switched["services"]
+            .as_array()
+            .expect("services")
+            .iter()
+            .map(|one| one["mode"].as_str().expect("a mode"))
+            .collect();
+        assert_eq!(modes, ["external", "external", "external"]);
+        assert!(curl(lab, &id, "http://api.internal/").0.starts_with("external"));
         for (body, field, expected) in [
             (json!({ "service": "nobody", "mode": "box" }), "service", 404),
             (json!({ "service": "api.internal", "mode": "x" }), "mode", 400),

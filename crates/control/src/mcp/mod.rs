@@ -6,7 +6,7 @@
 //!
 //! - [`tool`]: how a tool is described, and what it is called with.
 //! - [`answer`]: what it answers: text for a model, the same as data, and errors as results that the model reads.
-//! - [`start`], [`exec`], [`files`], [`look`], [`say`]: the tools.
+//! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`]: the tools.
 //! - [`warnings`]: the lines that warn of boxes that are about to be stopped (B26).
 //! - [`hosts`]: by which names it may be called.
 //!
@@ -23,6 +23,7 @@ mod say;
 mod start;
 mod tool;
 mod warnings;
+mod wire;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,6 +96,7 @@ fn tools() -> Vec<Tool> {
         files::get_tool(),
         files::pull_tool(),
         exec::procs_tool(),
+        wire::wire_tool(),
         look::status_tool(),
         look::list_tool(),
         say::say_tool(),
@@ -189,6 +191,7 @@ async fn dispatch(call: Call, name: &str, arguments: JsonObject) -> Result<Outco
             "sandbox_stop" => start::stop(call, arguments).await,
             "sandbox_exec" => exec::exec(&call, arguments).await,
             "sandbox_procs" => exec::procs(&call, arguments).await,
+            "sandbox_wire" => wire::wire(&call, arguments).await,
             "sandbox_get" => files::get(&call, arguments).await,
             "sandbox_pull" => files::pull(&call, arguments).await,
             "sandbox_sync" => files::sync(&call, arguments).await,
