@@ -157,7 +157,7 @@ fn b16_b35_b37_an_agent_makes_something_dies_and_another_goes_on() {
         said.says("A person", "opens `webUrl` again: count 3, from the same processes.");
 
         proc::kill(first.pid(), Signal::KILL);
-        first.wait();
+        drop(first);
         until("the conversation is gone", || {
             (view(lab, &id)["agent"]["state"] == "left").then_some(())
         });

@@ -134,6 +134,14 @@ const SOAKS: &[Soak] = &[
         environment: &[("DORMOUSE_SOAK_FREEZE_SECONDS", "10")],
     },
     Soak {
+        name: "agent",
+        about: "two agents over the adapter and a person: a box is made, frozen, thawed, left and continued",
+        package: "e2e",
+        program: "agent",
+        tests: "b16_b35_b37_an_agent",
+        environment: &[],
+    },
+    Soak {
         name: "box-days",
         about: "10,000 simulated days of 100 boxes with random use: none frozen while held, none stopped early or unwarned",
         package: "lifecycle",
