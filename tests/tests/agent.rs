@@ -48,7 +48,7 @@ impl Transcript {
         } else {
             what.replace(&self.id, "k3b5qj2m4x7a")
         };
-        self.text.push_str(&format!("**{who}** {what}\n\n"));
+        self.text.extend(["**", who, "** ", &what, "\n\n"]);
     }
 
     /// Calls a tool, and writes down these fields of the answer.
