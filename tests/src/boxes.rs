@@ -5,7 +5,7 @@ use std::net::TcpStream;
 
 use serde_json::{Value, json};
 
-use crate::lab::Lab;
+use crate::lab::{LISTEN, Lab};
 use crate::net::{self, Answer};
 use crate::until;
 use crate::wait::WAIT_MAX;
@@ -119,3 +119,21 @@ pub fn get(url: &str, method: &str, headers: &[(&str, &str)]) -> Answer {
 /// As a browser that opens a page.
 pub const PAGE_LOAD: [(&str, &str); 2] =
     [("Sec-Fetch-Mode", "navigate"), ("Accept", "text/html,*/*;q=0.8")];
+
+/// As [`call`], over the network with a key.
+#[track_caller]
+pub fn call_as(key: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    let body = if body.is_null() { String::new() } else { body.to_string() };
+    let mut stream = TcpStream::connect(LISTEN).expect("connected");
+    stream.set_read_timeout(Some(WAIT_MAX)).expect("limit set");
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: {LISTEN}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(format!("{head}{body}").as_bytes()).expect("sent");
+    let mut bytes = Vec::new();
+    stream.read_to_end(&mut bytes).expect("answered");
+    let answer = net::parse(&bytes).expect("an HTTP answer");
+    (answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::Null))
+}

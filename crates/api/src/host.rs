@@ -329,6 +329,10 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// none is made or woken.
     fn limit_spending(&self, reached: bool);
 
+    /// The account of a box has no credit, or has some again (B14). Until then it is frozen, whatever holds it, and nothing thaws it.
+    /// One that the host does not have: nothing.
+    fn limit_box(&self, id: &SandboxId, reached: bool);
+
     /// A connection to the external base of a box, as its programs have it through a name in external mode (T17).
     fn external(&self, id: &SandboxId) -> Result<Box<dyn Duplex>, ApiError>;
 

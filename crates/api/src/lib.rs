@@ -3,6 +3,7 @@
 //! - [`sandbox`], [`exec`], [`terminal`], [`mod@file`], [`event`], [`usage`], [`drain`]: the bodies of the public HTTP interface. They are a promise:
 //!   everything here is in the OpenAPI document, unknown fields are refused, durations carry their unit.
 //! - [`boxes`]: a box, as its host knows it. [`account`]: to whom boxes belong; [`network`]: ranges of addresses.
+//!   [`secret`]: what its boxes get.
 //! - [`error`]: the one error body, and the codes that clients may rely on.
 //! - [`host`]: the one trait between the control plane and a host (a machine that runs sandboxes). Waking happens at
 //!   the host, as part of the verb that needs it; no verb only wakes.
@@ -26,6 +27,7 @@ pub mod id;
 pub mod network;
 pub mod project;
 pub mod sandbox;
+pub mod secret;
 pub mod snapshot;
 pub mod terminal;
 pub mod usage;

@@ -22,6 +22,7 @@ mod answer;
 mod auth;
 mod boxes;
 mod catalogue;
+mod credit;
 mod drain;
 mod edge;
 mod failure;
@@ -34,6 +35,7 @@ mod openapi;
 mod reconcile;
 mod retire;
 mod routes;
+mod secrets;
 mod server;
 mod socket;
 mod spending;
@@ -44,6 +46,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::host::Host;
+use api::network::Network;
 use tokio_util::sync::CancellationToken;
 
 pub use auth::ADMIN_TOKEN_FILE;
@@ -78,6 +81,8 @@ pub struct Settings {
     pub boxes: BoxSettings,
     /// Serve TLS alone, with this certificate; `None`: plain HTTP.
     pub tls: Option<TlsFiles>,
+    /// Proxies whose `X-Forwarded-For` is believed.
+    pub trusted_proxies: Vec<Network>,
     /// `GET /metrics` needs no token.
     pub open_metrics: bool,
 }
@@ -90,11 +95,14 @@ struct Inner {
     host: Arc<dyn Host>,
     catalogue: catalogue::Catalogue,
     accounts: accounts::Accounts,
+    credit: credit::Credit,
     tokens: auth::Tokens,
+    secrets: secrets::Secrets,
     making: make::Making,
     boxes: boxes::Boxes,
     links: edge::Links,
     edge: EdgeLimits,
+    proxies: edge::Proxies,
     machines: edge::Machines,
     journal: journal::Journal,
     metrics: metrics::Metrics,
@@ -116,8 +124,16 @@ impl App {
         &self.0.accounts
     }
 
+    fn credit(&self) -> &credit::Credit {
+        &self.0.credit
+    }
+
     fn tokens(&self) -> &auth::Tokens {
         &self.0.tokens
+    }
+
+    fn secrets(&self) -> &secrets::Secrets {
+        &self.0.secrets
     }
 
     fn making(&self) -> &make::Making {
@@ -134,6 +150,10 @@ impl App {
 
     fn edge(&self) -> &EdgeLimits {
         &self.0.edge
+    }
+
+    fn proxies(&self) -> &edge::Proxies {
+        &self.0.proxies
     }
 
     fn machines(&self) -> &edge::Machines {

@@ -17,7 +17,7 @@ use tokio::time::{Duration, Instant};
 
 use crate::App;
 use crate::auth::sha256_hex;
-use crate::boxes::NewBox;
+use crate::boxes::{self, Claim, NewBox};
 use crate::catalogue::{Entry, Face, Reservation, State, Wanted, now_ms};
 use crate::failure::{Failure, chain};
 use crate::validate::fork_name;
@@ -79,8 +79,24 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
                 app.host().release(&entry.id);
             }
         }
+        // What an earlier attempt has begun has its place.
+        let mut claims = Vec::new();
         let (entries, resumed) = match reserved? {
-            Reservation::New => (entries, false),
+            Reservation::New => {
+                if let Order::Box(new) = &order {
+                    match claim_all(app, &new.account, &entries).await {
+                        Ok(claimed) => claims = claimed,
+                        Err(error) => {
+                            for entry in &entries {
+                                app.host().release(&entry.id);
+                                app.catalogue().remove(&entry.id).await?;
+                            }
+                            return Err(error.into());
+                        }
+                    }
+                }
+                (entries, false)
+            }
             Reservation::Answered(sandboxes) => return Ok(Made { sandboxes, replayed: true }),
             Reservation::Mismatch => {
                 return Err(ApiError::new(
@@ -136,6 +152,7 @@ pub(crate) async fn make(app: &App, key: Option<&str>, order: Order) -> Result<M
             let app = app.clone();
             tokio::spawn(async move {
                 let result = carry_out(&app, &entries, order, resumed).await;
+                drop(claims);
                 drop(ended);
                 result
             })
@@ -154,6 +171,15 @@ pub(crate) fn name_taken(name: &str) -> ApiError {
         ..ApiError::new(Code::NameTaken, format!("the name `{name}` is taken"))
     };
     error.hint("choose another name, or delete or rename the sandbox that has it")
+}
+
+/// Takes a place in the account's plan for each box.
+async fn claim_all(app: &App, account: &str, entries: &[Entry]) -> Result<Vec<Claim>, ApiError> {
+    let mut claims = Vec::new();
+    for entry in entries {
+        claims.push(boxes::claim(app, account, &entry.id).await?);
+    }
+    Ok(claims)
 }
 
 async fn carry_out(

@@ -29,16 +29,18 @@ use crate::accounts::Accounts;
 use crate::auth::Tokens;
 use crate::boxes::Boxes;
 use crate::catalogue::Catalogue;
-use crate::edge::{Links, Machines};
+use crate::credit::Credit;
+use crate::edge::{Links, Machines, Proxies};
 use crate::failure::{ErrorCode, chain};
 use crate::journal::Journal;
 use crate::make::Making;
 use crate::metrics::{Face, Metrics};
+use crate::secrets::Secrets;
 use crate::socket::SocketPath;
 use crate::tls::{Tls, TlsError};
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, edge, journal, mcp, reconcile,
-    retire, routes, spending,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, credit, edge, journal, mcp,
+    reconcile, retire, routes, spending,
 };
 
 /// Most open connections per listener; more wait in the kernel's queue.
@@ -115,7 +117,9 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         .map_err(|source| ServeError::Socket { path: socket.clone(), source })?;
     let catalogue = Catalogue::open(&settings.data).await?;
     let accounts = Accounts::load(&catalogue).await.map_err(ServeError::Start)?;
+    let credit = Credit::load(&catalogue).await.map_err(ServeError::Start)?;
     let tokens = Tokens::load(&catalogue, &settings.data).await.map_err(ServeError::Start)?;
+    let secrets = Secrets::load(&catalogue, &settings.data).await.map_err(ServeError::Start)?;
     let listen_failed = |source| ServeError::Listen { address: settings.listen.clone(), source };
     let tcp = TcpListener::bind(&settings.listen).await.map_err(listen_failed)?;
     let address = tcp.local_addr().map_err(listen_failed)?;
@@ -132,10 +136,13 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         catalogue,
         boxes,
         accounts,
+        credit,
         tokens,
+        secrets,
         making: Making::default(),
         links,
         edge: settings.edge,
+        proxies: Proxies(settings.trusted_proxies),
         machines: Machines::default(),
         journal: Journal::new().map_err(ServeError::Start)?,
         metrics: Metrics::new(),
@@ -154,11 +161,16 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
     }
 
     let hosts = mcp::Hosts::new(settings.public_url.as_deref(), &settings.domain, &settings.listen);
+    if let Err(error) = credit::look(&app).await {
+        tracing::error!(error = ?error, "what boxes use is not charged; looked at again");
+    }
+
     let router = routes::router(app.clone(), hosts);
     let mut listeners = JoinSet::new();
     listeners.spawn(retire::run(app.clone()));
     listeners.spawn(spending::run(app.clone()));
     listeners.spawn(accept_tcp(tcp, tls, Service { app: app.clone(), router: router.clone() }));
+    listeners.spawn(credit::run(app.clone()));
     listeners.spawn(accept_unix(unix, Service { app: app.clone(), router }));
     tracing::info!(%address, socket = %socket.display(), "serving");
     Ok(Server { address, socket, app, listeners })

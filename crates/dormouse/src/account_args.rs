@@ -1,4 +1,6 @@
-//! What may be typed about accounts and keys.
+//! What may be typed about accounts, keys and secrets.
+
+use std::path::PathBuf;
 
 use api::account::{Plan, Scope};
 use api::network::Network;
@@ -77,6 +79,28 @@ pub(crate) enum KeysCommand {
         /// Ids.
         #[arg(required = true)]
         ids: Vec<String>,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum SecretsCommand {
+    /// Store a secret, from standard input or a file; a line break at its end is left out.
+    Set {
+        /// The environment variable that it becomes: letters, digits and `_`.
+        name: String,
+        /// The file that holds its value; default: standard input.
+        #[arg(long, value_name = "PATH")]
+        file: Option<PathBuf>,
+    },
+    /// List the names of secrets.
+    #[command(visible_alias = "ls")]
+    List,
+    /// Delete secrets.
+    #[command(visible_alias = "rm")]
+    Delete {
+        /// Names.
+        #[arg(required = true)]
+        names: Vec<String>,
     },
 }
 

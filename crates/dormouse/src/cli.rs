@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::account_args::{AccountsCommand, KeysCommand};
+use crate::account_args::{AccountsCommand, KeysCommand, SecretsCommand};
 use crate::box_args::BoxArgs;
 use api::drive::{AttachDrive, AttachVolume};
 use api::sandbox::{SleepTier, Status};
@@ -121,6 +121,9 @@ pub(crate) enum Command {
     /// Keys with which programs use the interface, each for an account.
     #[command(subcommand, visible_alias = "key")]
     Keys(KeysCommand),
+    /// Secrets that boxes are started with, as environment variables of their commands.
+    #[command(subcommand, visible_alias = "secret")]
+    Secrets(SecretsCommand),
     /// Show the project's settings, or change them.
     Project {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
@@ -869,6 +872,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, env = "DORMOUSE_EDGE_IDLE_SECONDS", value_name = "SECONDS", value_parser = edge_seconds,
         default_value_t = control::IDLE_TIME_DEFAULT.as_secs())]
     pub(crate) edge_idle_seconds: u64,
+    /// Proxies whose `X-Forwarded-For` is believed, as ranges of addresses such as `10.0.0.0/8`, separated by commas: the last address
+    /// in it that is none of these is who asks. Default: none, and nothing is believed.
+    #[arg(long, env = "DORMOUSE_TRUSTED_PROXIES", value_name = "RANGES", value_delimiter = ',')]
+    pub(crate) trusted_proxies: Vec<api::network::Network>,
     #[command(flatten)]
     pub(crate) boxes: BoxArgs,
     /// Serve HTTPS alone, with this certificate (PEM, with those that lead to its authority); looked at anew when it changes.

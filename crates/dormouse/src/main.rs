@@ -156,6 +156,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         }
         Command::Accounts(command) => commands::accounts::accounts(&client()?, command, json).await,
         Command::Keys(command) => commands::accounts::keys(&client()?, command, json).await,
+        Command::Secrets(command) => commands::secrets::secrets(&client()?, command, json).await,
         Command::Project { delete_after_idle_days, spending_limit } => {
             let change = commands::project::change(delete_after_idle_days, spending_limit);
             commands::project::project(&client()?, change, json).await

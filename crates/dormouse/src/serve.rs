@@ -42,6 +42,7 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
             .tls_cert
             .zip(arguments.tls_key)
             .map(|(certificate, key)| control::TlsFiles { certificate, key }),
+        trusted_proxies: arguments.trusted_proxies,
         open_metrics: arguments.open_metrics,
     };
     let server =

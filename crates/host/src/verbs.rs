@@ -268,6 +268,12 @@ impl Host for Daemon {
         self.ground.spending.send_if_modified(|was| std::mem::replace(was, reached) != reached);
     }
 
+    fn limit_box(&self, id: &SandboxId, reached: bool) {
+        if let Ok(handle) = self.handle(id) {
+            handle.limit(reached);
+        }
+    }
+
     fn external(&self, id: &SandboxId) -> Result<Box<dyn Duplex>, ApiError> {
         let connection = self.ground.services.external(self.handle(id)?.address);
         let connection = connection

@@ -152,6 +152,17 @@ pub struct BoxWire {
     pub mode: String,
 }
 
+/// The secrets of a box.
+#[derive(
+    Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxSecretNames {
+    /// Names of all that it has: environment variables of the commands that start from now on.
+    #[schema(example = json!(["API_TOKEN"]))]
+    pub secrets: Vec<String>,
+}
+
 /// Secrets to add to a box.
 #[derive(
     Clone,

@@ -3,11 +3,12 @@
 //! Who calls for which account its key decides ([`crate::auth`]).
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{PoisonError, RwLock};
 
 use api::account::{ACCOUNT_DEFAULT, ACCOUNT_ID_CHARS_MAX, CREDIT_MAX, Plan, URL_ALLOW_MAX};
 use api::network::Network;
-use api::{ApiError, Code};
+use api::{ApiError, Code, SandboxId};
 
 use crate::catalogue::Catalogue;
 use crate::failure::Failure;
@@ -48,6 +49,8 @@ pub(crate) struct Accounts {
     known: RwLock<BTreeMap<String, Account>>,
     /// Held while one is changed: what is kept and what is known change together.
     changing: tokio::sync::Mutex<()>,
+    /// Tells that one has changed.
+    changed: tokio::sync::watch::Sender<()>,
 }
 
 impl Accounts {
@@ -55,7 +58,11 @@ impl Accounts {
     pub(crate) async fn load(catalogue: &Catalogue) -> Result<Self, Failure> {
         let known = catalogue.accounts().await?;
         let known = known.into_iter().map(|account| (account.id.clone(), account)).collect();
-        Ok(Self { known: RwLock::new(known), changing: tokio::sync::Mutex::default() })
+        Ok(Self {
+            known: RwLock::new(known),
+            changing: tokio::sync::Mutex::default(),
+            changed: tokio::sync::watch::Sender::new(()),
+        })
     }
 
     /// An account.
@@ -69,6 +76,16 @@ impl Accounts {
             ApiError::new(Code::NotFound, "there is no account of this id")
                 .hint("`GET /v1/accounts` or `dormouse accounts list` shows them")
         })
+    }
+
+    /// Whether the URLs of an account's boxes open for somebody at this address; on this machine itself (`None`) they do.
+    pub(crate) fn opens_to(&self, id: &str, peer: Option<IpAddr>) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let list = known.get(id).and_then(|account| account.url_allow.as_ref());
+        match (list, peer) {
+            (Some(list), Some(peer)) => list.iter().any(|network| network.contains(peer)),
+            _ => true,
+        }
     }
 
     /// All, by id.
@@ -104,6 +121,37 @@ impl Accounts {
         Ok(account)
     }
 
+    /// Changes the credit of one, with what it has paid for.
+    pub(crate) async fn charge(
+        &self,
+        catalogue: &Catalogue,
+        id: &str,
+        paid: &[(SandboxId, u64)],
+        change: impl FnOnce(&mut Account),
+    ) -> Result<Account, Failure> {
+        let _changing = self.changing.lock().await;
+        let mut account = self.find(id)?;
+        change(&mut account);
+        catalogue.charge(id, account.credit_ms, paid).await?;
+        self.know(account.clone());
+        Ok(account)
+    }
+
+    /// Ends when the account has no credit left; where none is counted: never.
+    pub(crate) async fn without_credit(&self, id: &str) {
+        let mut changed = self.changed.subscribe();
+        loop {
+            changed.mark_unchanged();
+            if self.get(id).is_some_and(|account| account.credit_ms == Some(0)) {
+                return;
+            }
+            // Its sender is here.
+            if changed.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Forgets one that has no boxes, with its keys.
     pub(crate) async fn remove(&self, catalogue: &Catalogue, id: &str) -> Result<(), Failure> {
         let _changing = self.changing.lock().await;
@@ -114,9 +162,15 @@ impl Accounts {
 
     async fn keep(&self, catalogue: &Catalogue, account: Account) -> Result<(), Failure> {
         catalogue.keep_account(&account).await?;
+        self.know(account);
+        Ok(())
+    }
+
+    fn know(&self, account: Account) {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         known.insert(account.id.clone(), account);
-        Ok(())
+        drop(known);
+        self.changed.send_replace(());
     }
 }
 

@@ -4,10 +4,10 @@ use api::boxes::BoxStatus;
 use api::host::{Caller, Hold, HoldKind};
 use api::{ApiError, Code};
 
-use super::{BoxRecord, Ended, Who, view};
+use super::{BoxRecord, Ended, Who, no_credit, view};
 use crate::App;
 use crate::catalogue::now_ms;
-use crate::failure::Failure;
+use crate::failure::{Failure, chain};
 
 /// A call that acts on a box, while it lives.
 pub(crate) struct Acting {
@@ -54,7 +54,9 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
             .into());
     }
     let caller = Caller { what: what.to_owned(), peer: None };
-    let hold = app.host().hold(&record.id, HoldKind::Tool, caller).await?;
+    let held = app.host().hold(&record.id, HoldKind::Tool, caller).await;
+    let hold = held.map_err(|error| told(app, &record, error))?;
+    app.credit().begun(app.accounts(), &record.account);
     // Who used it last is known from here on (B36).
     if who.agent.is_some() && who.agent != record.agent {
         let agent = who.agent.clone();
@@ -76,6 +78,34 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
     Ok(Acting { record, note, woke_ms: hold.woke_ms, _hold: hold.value })
 }
 
+/// Waits for something that is done in a box; where its account runs out of credit meanwhile, whoever waits is told so, and it goes on
+/// without him when the box does (B14).
+pub(crate) async fn while_paid<T>(
+    app: &App,
+    record: &BoxRecord,
+    work: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    tokio::select! {
+        biased;
+        done = work => done.map_err(|failure| match failure {
+            Failure::Told(error) => told(app, record, error).into(),
+            internal @ Failure::Internal { .. } => internal,
+        }),
+        () = app.accounts().without_credit(&record.account) => Err(no_credit().into()),
+    }
+}
+
+/// What keeps it frozen, where its host only knows that something does.
+fn told(app: &App, record: &BoxRecord, error: ApiError) -> ApiError {
+    let account = app.accounts().get(&record.account);
+    match error.code {
+        Code::SpendingLimit if account.is_some_and(|account| account.credit_ms == Some(0)) => {
+            no_credit()
+        }
+        _ => error,
+    }
+}
+
 /// Thaws a box, which is use (B15).
 pub(crate) async fn wake(app: &App, who: &Who, id: &str) -> Result<Option<f64>, Failure> {
     Ok(act(app, who, id, "a request to wake it").await?.woke_ms)
@@ -88,6 +118,10 @@ pub(crate) async fn stop(app: &App, who: &Who, id: &str, reason: &str) -> Result
         return Ok(());
     }
     let known = view::known(app, &record).await?;
+    // What it has used until now.
+    if let Err(error) = crate::credit::look(app).await {
+        tracing::error!(sandbox = %record.id, error = chain(&error), "what it has used is not charged");
+    }
     if let Some(entry) = app.catalogue().find(record.id.as_str()) {
         crate::reconcile::delete(app, &entry).await?;
     }
@@ -132,7 +166,8 @@ pub(super) async fn end(
             record.last_used_ms = last_used_ms.unwrap_or(record.last_used_ms);
         }
     };
-    app.boxes().change(app.catalogue(), id, change).await
+    app.boxes().change(app.catalogue(), id, change).await?;
+    crate::credit::forget(app, id).await
 }
 
 fn ended_error(record: &BoxRecord, ended: &Ended) -> ApiError {

@@ -8,7 +8,7 @@ use api::host::{OutputEvent, OutputFrom};
 use api::{ApiError, Code};
 use tokio::time::Instant;
 
-use super::{Acting, Who, act};
+use super::{Acting, Who, act, secrets};
 use crate::App;
 use crate::failure::Failure;
 use crate::validate;
@@ -41,10 +41,22 @@ pub(crate) async fn exec(
     check(&request)?;
     let until = Instant::now() + wait(&request, way);
     let bytes = request.max_bytes.unwrap_or(way.bytes);
-    let acting = act(app, who, id, "sandbox_exec").await?;
+    let mut acting = act(app, who, id, "sandbox_exec").await?;
+    let record = acting.record.clone();
+    let run = run(app, &mut acting, &request, until, bytes);
+    super::while_paid(app, &record, run).await
+}
+
+async fn run(
+    app: &App,
+    acting: &mut Acting,
+    request: &BoxExec,
+    until: Instant,
+    bytes: u64,
+) -> Result<BoxExecResult, Failure> {
     let (exec_id, offset) = match (&request.exec_id, &request.command) {
         (Some(exec_id), _) => (exec_id.clone(), request.offset.unwrap_or(0)),
-        (None, Some(command)) => (begin(app, &acting, &request, command).await?, 0),
+        (None, Some(command)) => (begin(app, acting, request, command).await?, 0),
         (None, None) => return Err(ApiError::invalid("command", "`command` is missing").into()),
     };
     if request.background {
@@ -61,7 +73,7 @@ pub(crate) async fn exec(
             note,
         });
     }
-    read(app, &acting, &exec_id, offset, bytes, until).await
+    read(app, acting, &exec_id, offset, bytes, until).await
 }
 
 fn check(request: &BoxExec) -> Result<(), ApiError> {
@@ -103,15 +115,22 @@ fn wait(request: &BoxExec, way: Way) -> Duration {
 
 async fn begin(
     app: &App,
-    acting: &Acting,
+    acting: &mut Acting,
     request: &BoxExec,
     command: &str,
 ) -> Result<String, Failure> {
+    let (mut env, missing) = secrets::env(app, acting)?;
+    if let Some(missing) = missing {
+        acting.note =
+            Some(acting.note.take().map_or(missing.clone(), |note| format!("{note} {missing}")));
+    }
+    // What the call itself says comes first.
+    env.extend(request.env.clone());
     let exec = ExecRequest {
         // Both streams in one, in the order in which they are written.
         command: Some(format!("exec 2>&1\n{command}")),
         cwd: request.cwd.clone(),
-        env: request.env.clone(),
+        env,
         timeout_ms: request.timeout_sec.map(|seconds| seconds * 1000),
         background: request.background,
         ..ExecRequest::default()

@@ -3,9 +3,10 @@
 //! - [`record`]: what is kept of a box, also after it has ended.
 //! - [`agents`]: the conversations that use boxes.
 //! - [`start`]: making one, or bringing one back.
+//! - [`room`]: whether an account may have one more.
 //! - [`view`]: telling about one.
 //! - [`act`]: calls that act on one, each of which is use from its start to its end.
-//! - [`exec`], [`procs`]: commands and processes.
+//! - [`exec`], [`procs`]: commands and processes; [`secrets`]: what they get.
 //! - [`services`]: names, addresses and URLs; [`wire`]: switching them.
 //! - [`keep`]: what happens to boxes by themselves.
 //!
@@ -19,6 +20,8 @@ mod exec;
 mod keep;
 mod procs;
 mod record;
+mod room;
+mod secrets;
 mod services;
 mod start;
 mod view;
@@ -32,12 +35,14 @@ use api::SandboxId;
 use api::boxes::BoxLimits;
 use tokio::time::Instant;
 
-pub(crate) use act::{Acting, act, say, stop, wake};
+pub(crate) use act::{Acting, act, say, stop, wake, while_paid};
 pub(crate) use agents::{Agent, AgentId, Agents};
 pub(crate) use exec::{Way, exec};
 pub(crate) use keep::{keep, settle};
 pub(crate) use procs::procs;
 pub(crate) use record::{BoxRecord, Ended};
+pub(crate) use room::{Claim, claim, no_credit};
+pub(crate) use secrets::add_secrets;
 pub(crate) use services::{first_service, target_of};
 pub(crate) use start::{Asked, NewBox, start};
 pub(crate) use view::{events, list, rfc3339, status};
@@ -91,6 +96,7 @@ pub(crate) struct Boxes {
     pub(crate) settings: BoxSettings,
     records: RwLock<HashMap<SandboxId, BoxRecord>>,
     pub(crate) agents: Agents,
+    claims: room::Claims,
     /// When a page load has last asked a box to wake.
     asked: Mutex<HashMap<SandboxId, Instant>>,
 }
@@ -104,7 +110,13 @@ impl Boxes {
         let records = catalogue.boxes().await?;
         let records = records.into_iter().map(|record| (record.id.clone(), record)).collect();
         let agents = Agents::load(catalogue, settings.agent_silence).await?;
-        Ok(Self { settings, records: RwLock::new(records), agents, asked: Mutex::default() })
+        Ok(Self {
+            settings,
+            records: RwLock::new(records),
+            agents,
+            claims: room::Claims::default(),
+            asked: Mutex::default(),
+        })
     }
 
     /// What is kept of a box.
@@ -124,6 +136,12 @@ impl Boxes {
     /// All that have not ended.
     pub(crate) fn live(&self) -> Vec<BoxRecord> {
         self.read().values().filter(|record| record.ended.is_none()).cloned().collect()
+    }
+
+    /// All of an account that have not ended.
+    pub(crate) fn live_of(&self, account: &str) -> Vec<BoxRecord> {
+        let mine = |record: &&BoxRecord| record.ended.is_none() && record.account == account;
+        self.read().values().filter(mine).cloned().collect()
     }
 
     /// Keeps a box as it is now.

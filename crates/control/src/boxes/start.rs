@@ -12,7 +12,7 @@ use api::{ApiError, Code};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{BoxRecord, Who, act, services, view};
+use super::{BoxRecord, Who, act, secrets, services, view};
 use crate::App;
 use crate::failure::Failure;
 use crate::make::{Order, make};
@@ -22,7 +22,7 @@ const TRY_EVERY: Duration = Duration::from_secs(15);
 /// Languages that every box has; naming them changes nothing (T4).
 const ALWAYS_THERE: [&str; 6] = ["go", "node", "nodejs", "python", "python3", "python-3.11"];
 /// Most names of secrets and toolchains.
-const NAMES_MAX: usize = 64;
+pub(super) const NAMES_MAX: usize = 64;
 
 /// How a start is asked for, beside what is asked for.
 #[derive(Default)]
@@ -68,7 +68,7 @@ struct Notes {
     idle_timeout: Option<String>,
 }
 
-/// Starts a box; waits for room as long as the request says.
+/// Starts a box, or brings one back; waits for room as long as the request says.
 pub(crate) async fn start(
     app: &App,
     who: &Who,
@@ -77,67 +77,90 @@ pub(crate) async fn start(
     progress: Progress<'_>,
 ) -> Result<Started, Failure> {
     check_goal(&request, asked.by_tool)?;
-    if let Some(id) = &request.restore {
-        return restore(app, who, id, request.goal.as_deref()).await;
-    }
     let waits = wait(&request, asked.client_waits)?;
+    if let Some(id) = request.restore.clone() {
+        let goal = request.goal.as_deref();
+        let restored = || restore(app, who, &id, goal);
+        return with_room(&asked, waits, progress, restored).await;
+    }
     let (new, notes) = complete(app, who, request)?;
     // Another account's keys are its own.
     let key = asked.key.map(|key| match who.account.as_str() {
         ACCOUNT_DEFAULT => key.to_owned(),
         account => format!("{account}\n{key}"),
     });
+    let made = with_room(&asked, waits, progress, || {
+        make(app, key.as_deref(), Order::Box(Box::new(new.clone())))
+    });
+    let made = made.await?;
+    app.credit().begun(app.accounts(), &who.account);
+    let id = made.sandboxes.first().map(|sandbox| sandbox.id.clone());
+    let id = id.ok_or_else(|| ApiError::new(Code::Internal, "none was made"))?;
+    let started = view::status(app, who, id.as_str()).await?;
+    let next = next(&started);
+    let body = StartedBox {
+        started,
+        toolchains_note: notes.toolchains,
+        idle_timeout_note: notes.idle_timeout,
+        next,
+    };
+    Ok(Started { body, replayed: made.replayed })
+}
+
+/// Tries again and again while hosts are full or the plan is at its limit (T15).
+async fn with_room<T, F: Future<Output = Result<T, Failure>>>(
+    asked: &Asked<'_>,
+    waits: Duration,
+    progress: Progress<'_>,
+    work: impl Fn() -> F,
+) -> Result<T, Failure> {
     let begun = Instant::now();
     loop {
-        match make(app, key.as_deref(), Order::Box(Box::new(new.clone()))).await {
-            Ok(made) => {
-                let id = made.sandboxes.first().map(|sandbox| sandbox.id.clone());
-                let id = id.ok_or_else(|| ApiError::new(Code::Internal, "none was made"))?;
-                let started = view::status(app, who, id.as_str()).await?;
-                let next = next(&started);
-                let body = StartedBox {
-                    started,
-                    toolchains_note: notes.toolchains,
-                    idle_timeout_note: notes.idle_timeout,
-                    next,
-                };
-                return Ok(Started { body, replayed: made.replayed });
+        let error = match work().await {
+            Ok(done) => return Ok(done),
+            Err(Failure::Told(error))
+                if matches!(error.code, Code::NoCapacity | Code::PlanLimit) =>
+            {
+                error
             }
-            Err(failure) => {
-                let error = failure.into_api_error();
-                if error.code != Code::NoCapacity {
-                    return Err(error.into());
-                }
-                let waited = begun.elapsed();
-                if waited + TRY_EVERY > waits || asked.gone.is_cancelled() {
-                    return Err(no_room(&error, waited, waits).into());
-                }
-                progress(format!(
-                    "No room for the box yet: {}. Waited {} of {}; trying again in {}.",
-                    error.error,
-                    short(waited),
-                    short(waits),
-                    short(TRY_EVERY)
-                ));
-                // Who is gone is told at once that there is no room, and nothing is made later.
-                let cut = asked.gone.run_until_cancelled(tokio::time::sleep(TRY_EVERY)).await;
-                if cut.is_none() {
-                    return Err(no_room(&error, begun.elapsed(), waits).into());
-                }
-            }
+            Err(failure) => return Err(failure),
+        };
+        let waited = begun.elapsed();
+        if waited + TRY_EVERY > waits || asked.gone.is_cancelled() {
+            return Err(no_room(error, waited, waits).into());
+        }
+        progress(format!(
+            "No room for the box yet: {}. Waited {} of {}; trying again in {}.",
+            error.error,
+            short(waited),
+            short(waits),
+            short(TRY_EVERY)
+        ));
+        // Who is gone is told at once that there is no room, and nothing is made later.
+        let cut = asked.gone.run_until_cancelled(tokio::time::sleep(TRY_EVERY)).await;
+        if cut.is_none() {
+            return Err(no_room(error, begun.elapsed(), waits).into());
         }
     }
 }
 
-fn no_room(error: &ApiError, waited: Duration, waits: Duration) -> ApiError {
-    let mut text =
-        format!("no box capacity right now: {}. No box was created by this call.", error.error);
+/// What is told in the end: why, that nothing was made, and how long was waited.
+fn no_room(error: ApiError, waited: Duration, waits: Duration) -> ApiError {
+    let why = match error.code {
+        Code::NoCapacity => format!("no box capacity right now: {}", error.error),
+        _ => error.error,
+    };
+    let mut text = format!("{why}. No box was created by this call.");
     if !waits.is_zero() {
         text = format!("{text} Waited {} and gave up: nothing became free.", short(waited));
     }
-    ApiError::new(Code::NoCapacity, text).hint(
-        "try again in about 5 minutes, give `waitForCapacitySec`, or stop a box that is no longer needed",
-    )
+    let told = ApiError::new(error.code, text);
+    match (error.code, error.hint) {
+        (Code::PlanLimit, Some(hint)) => told.hint(hint),
+        _ => told.hint(
+            "try again in about 5 minutes, give `waitForCapacitySec`, or stop a box that is no longer needed",
+        ),
+    }
 }
 
 /// A time as `45s` or `5m0s`.
@@ -199,10 +222,7 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
         request.external_base_url = Some(services::check_external(url)?);
     }
     notes.toolchains = check_toolchains(&mut request.toolchains)?;
-    if request.secrets.len() > NAMES_MAX {
-        let text = format!("`secrets`: {} of them", request.secrets.len());
-        return Err(ApiError::invalid("secrets", text).hint(format!("at most {NAMES_MAX}")));
-    }
+    secrets::check(app, who, &mut request)?;
     let minutes = request.idle_timeout_min.unwrap_or(0);
     if minutes > IDLE_TIMEOUT_MIN_MAX {
         notes.idle_timeout = Some(format!(
@@ -284,7 +304,7 @@ fn next(started: &api::boxes::view::BoxView) -> String {
     }
 }
 
-/// Brings back a box that was stopped for idleness (B27, T14).
+/// Brings back a box that was stopped for idleness (B27, T14): it needs credit and a place in the plan as a new one does.
 async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<Started, Failure> {
     let record = act::find(app, who, id)?;
     let known = view::known(app, &record).await?;
@@ -302,7 +322,10 @@ async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<S
         };
         return Err(ApiError::new(Code::BoxStopped, text).hint(hint).into());
     }
+    let place = super::claim(app, &record.account, &record.id).await?;
     app.host().restore(&record.id).await?;
+    drop(place);
+    app.credit().begun(app.accounts(), &record.account);
     let goal = goal.map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>());
     let (boxes, agent) = (app.boxes(), who.agent.clone());
     boxes

@@ -130,8 +130,19 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
         this_conversation: is_mine && status.is_live(),
         agent: status.is_live().then_some(agent),
         said: record.timeline.iter().rev().find_map(|event| event.said.clone()),
-        box_url_access: None,
+        box_url_access: url_access(app, &record.account),
     }
+}
+
+/// That its URLs open for some addresses only (T20).
+fn url_access(app: &App, account: &str) -> Option<String> {
+    let list = app.accounts().get(account)?.url_allow?;
+    let list: Vec<_> = list.iter().map(ToString::to_string).collect();
+    Some(format!(
+        "The URLs open only from the addresses on the account's allow-list ({}); anybody else gets the answer of a box that does not \
+         exist.",
+        list.join(", ")
+    ))
 }
 
 pub(crate) fn rfc3339(unix_ms: u64) -> String {

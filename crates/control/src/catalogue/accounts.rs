@@ -41,7 +41,7 @@ impl Catalogue {
         )
         .bind(account.id.as_str())
         .bind(account.plan.map_or("", api::account::Plan::as_str))
-        .bind(account.credit_ms.map_or(UNCOUNTED, |ms| i64::try_from(ms).unwrap_or(i64::MAX)))
+        .bind(kept_credit(account.credit_ms))
         .bind(url_allow)
         .bind(account.created_ms)
         .execute(&self.writer)
@@ -53,9 +53,11 @@ impl Catalogue {
     /// Forgets an account, with all that is its own.
     pub(crate) async fn forget_account(&self, id: &str) -> Result<(), Failure> {
         let mut tx = self.begin().await?;
-        for statement in
-            ["DELETE FROM tokens WHERE account = $1", "DELETE FROM accounts WHERE id = $1"]
-        {
+        for statement in [
+            "DELETE FROM tokens WHERE account = $1",
+            "DELETE FROM secrets WHERE account = $1",
+            "DELETE FROM accounts WHERE id = $1",
+        ] {
             sqlx::query(statement)
                 .bind(id)
                 .execute(&mut *tx)
@@ -64,6 +66,11 @@ impl Catalogue {
         }
         tx.commit().await.map_err(Failure::internal("forget an account"))
     }
+}
+
+/// An account's credit as it is kept.
+pub(super) fn kept_credit(credit_ms: Option<u64>) -> i64 {
+    credit_ms.map_or(UNCOUNTED, |ms| i64::try_from(ms).unwrap_or(i64::MAX))
 }
 
 fn account(row: &sqlx::any::AnyRow) -> Result<Account, Failure> {

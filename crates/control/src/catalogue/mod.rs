@@ -12,7 +12,9 @@ mod accounts;
 mod boxes;
 mod idempotency;
 mod index;
+mod meters;
 mod project;
+mod secrets;
 mod tokens;
 mod usage;
 

@@ -17,7 +17,7 @@ use hyper::body::Incoming;
 use super::proxy::{Passing, no_such_link, pass_on};
 use super::refusal::{self, Form};
 use crate::App;
-use crate::boxes::{BoxRecord, first_service, target_of};
+use crate::boxes::{BoxRecord, first_service, no_credit, target_of};
 
 /// Seconds after which the waking page asks again.
 const PAGE_RETRY_SECONDS: u32 = 3;
@@ -50,7 +50,7 @@ pub(super) async fn serve(
     passing.external = record.is_external(place);
     let page_load = is_page_load(request.method(), request.headers());
     let language = Language::wanted(request.headers());
-    let (request, error) = match pass_on(app, &record.id, port, request, &passing).await {
+    let (request, error) = match pass_paid(app, record, port, request, &passing).await {
         Ok(response) => return response,
         Err((Some(request), error)) if error.code == Code::BoxFrozen => (request, error),
         Err((_, error)) => return refused(app, record, error, page_load, language, form).await,
@@ -85,7 +85,7 @@ pub(super) async fn serve(
             });
             match tokio::time::timeout(app.boxes().settings.page_hold, thaw).await {
                 Ok(Ok(Ok(_held))) => {
-                    match pass_on(app, &record.id, port, request, &passing).await {
+                    match pass_paid(app, record, port, request, &passing).await {
                         Ok(response) => response,
                         // Its program is not there yet, or it froze again.
                         Err((_, error)) => {
@@ -100,6 +100,21 @@ pub(super) async fn serve(
         _ if freezes => told(BoxStatus::Frozen, false),
         Some(status) => told(status, false),
         None => told(BoxStatus::Interrupted, false),
+    }
+}
+
+/// As [`pass_on`]; where the account has no credit, or runs out of it meanwhile, that is told (B14, B20).
+async fn pass_paid(
+    app: &App,
+    record: &BoxRecord,
+    port: u16,
+    request: Request<Incoming>,
+    passing: &Passing<'_>,
+) -> Result<Response<Body>, (Option<Request<Incoming>>, ApiError)> {
+    tokio::select! {
+        biased;
+        () = app.accounts().without_credit(&record.account) => Err((None, no_credit())),
+        passed = pass_on(app, &record.id, port, request, passing) => passed,
     }
 }
 

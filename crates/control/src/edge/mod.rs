@@ -16,10 +16,14 @@ mod boxes;
 mod headers;
 mod limits;
 mod machines;
+mod peer;
 mod proxy;
 mod refusal;
 mod stream;
 
+use std::net::IpAddr;
+
+use api::account::ACCOUNT_DEFAULT;
 use axum::http::{Request, Uri, header};
 use subtle::ConstantTimeEq;
 
@@ -31,6 +35,7 @@ use crate::make::KEY_CHARS;
 pub(crate) use headers::upgrade;
 pub use limits::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub(crate) use machines::Machines;
+pub(crate) use peer::Proxies;
 pub(crate) use proxy::{connect, handle};
 pub(crate) use stream::Conversation;
 
@@ -139,8 +144,8 @@ pub(crate) fn address<B>(app: &App, request: &Request<B>) -> Option<Address> {
     Some(Address { written: written.to_owned(), label: parse_label(label) })
 }
 
-/// What a link leads to, if its key is right.
-pub(crate) fn find(app: &App, label: &Label) -> Option<Target> {
+/// What a link leads to, if its key is right and whoever asks may open it: others cannot tell it from none (T20).
+pub(crate) fn find(app: &App, label: &Label, peer: Option<IpAddr>) -> Option<Target> {
     let id = label.id.parse::<api::SandboxId>().ok();
     // A name may read like an id; links go by ids alone.
     let entry = id.as_ref().and_then(|id| app.catalogue().find(id.as_str()));
@@ -154,9 +159,12 @@ pub(crate) fn find(app: &App, label: &Label) -> Option<Target> {
         (None, None) => &nobody,
     };
     let right = bool::from(key.as_bytes().ct_eq(label.key.as_bytes()));
+    // Looked at in any case, too.
+    let account = record.as_ref().map_or(ACCOUNT_DEFAULT, |record| record.account.as_str());
+    let open = app.accounts().opens_to(account, peer) || record.is_none();
     let target = entry.map(Target::Sandbox);
     let target = target.or_else(|| record.map(|record| Target::Box(Box::new(record))));
-    target.filter(|_| right)
+    target.filter(|_| right & open)
 }
 
 fn parse_label(label: &str) -> Option<Label> {

@@ -40,14 +40,11 @@ pub(crate) async fn handle(
     peer: Peer,
 ) -> Response<Body> {
     let form = Form::wanted(request.headers());
-    let Some((label, target)) =
-        address.label.as_ref().and_then(|label| Some((label, find(app, label)?)))
-    else {
+    let peer = app.proxies().peer(peer, request.headers());
+    let target = address.label.as_ref();
+    let target = target.and_then(|label| Some((label, find(app, label, peer.map(|at| at.ip()))?)));
+    let Some((label, target)) = target else {
         return refusal::response(no_such_link(), form);
-    };
-    let peer = match peer {
-        Peer::Tcp(peer) => Some(peer),
-        Peer::Local => None,
     };
     let outside = Outside { host: &address.written, scheme: app.links().scheme(), peer };
     match target {

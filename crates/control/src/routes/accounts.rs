@@ -12,6 +12,7 @@ use crate::App;
 use crate::accounts::{self, check_credit, check_deletable, check_id, check_url_allow, credit_ms};
 use crate::boxes::rfc3339;
 use crate::catalogue::now_ms;
+use crate::credit;
 use crate::failure::Failure;
 use crate::input::JsonBody;
 
@@ -113,18 +114,13 @@ pub(crate) async fn set_credit(
     JsonBody(SetCredit { credit }): JsonBody<SetCredit>,
 ) -> Result<Json<Account>, Failure> {
     check_credit(credit)?;
-    to_the_end(async move {
-        let changed = app
-            .accounts()
-            .change(app.catalogue(), &id, |account| account.credit_ms = credit_ms(credit));
-        Ok(Json(told(&changed.await?)))
-    })
-    .await
+    to_the_end(async move { Ok(Json(told(&credit::set(&app, &id, credit_ms(credit)).await?))) })
+        .await
 }
 
 /// Delete an account
 ///
-/// With its keys. Refused with `in_use` while it has boxes that have not ended, and for `default`.
+/// With its keys and secrets. Refused with `in_use` while it has boxes that have not ended, and for `default`.
 #[utoipa::path(
     delete, path = "/v1/accounts/{id}", tag = "accounts", operation_id = "delete_account",
     params(("id" = String, Path, description = "Its id", example = "acme")),
@@ -147,6 +143,7 @@ pub(crate) async fn delete(
         }
         app.accounts().remove(app.catalogue(), &id).await?;
         app.tokens().forget_account(&id);
+        app.secrets().forget_account(&id);
         for record in records {
             app.boxes().forget(app.catalogue(), &record.id).await?;
         }

@@ -1,6 +1,6 @@
 //! Boxes (B- and T-rules): starting, listing, acting on and stopping them.
 
-use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses, BoxWire};
+use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses, BoxSecretNames, BoxSecrets, BoxWire};
 use api::boxes::start::{StartBox, StartedBox};
 use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList};
 use api::host::Answer;
@@ -247,6 +247,24 @@ pub(crate) async fn wire(
     .await
 }
 
+/// Add secrets to a box
+///
+/// Stored ones, by name: the commands that start from now on have them as environment variables. Use of the box.
+#[utoipa::path(
+    post, path = "/v1/boxes/{id}/secrets", tag = "boxes", operation_id = "box_secrets",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    request_body(content = BoxSecrets, description = "Which"),
+    responses((status = 200, description = "All that it has now", body = BoxSecretNames)),
+)]
+pub(crate) async fn add_secrets(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    JsonBody(request): JsonBody<BoxSecrets>,
+) -> Result<Json<BoxSecretNames>, Failure> {
+    to_the_end(async move { Ok(Json(boxes::add_secrets(&app, &who, &id, &request).await?)) }).await
+}
+
 /// Where in a box.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -273,7 +291,8 @@ pub(crate) async fn read(
 ) -> Result<Response, Failure> {
     crate::validate::path("path", &path)?;
     let acting = boxes::act(&app, &who, &id, "sandbox_get").await?;
-    let file = app.host().file_read(&acting.record.id, &path, 0, None).await?;
+    let work = async { Ok(app.host().file_read(&acting.record.id, &path, 0, None).await?) };
+    let file = boxes::while_paid(&app, &acting.record, work).await?;
     let (info, bytes) = file.value;
     let mut response = super::files::bytes(&info, bytes, acting);
     add_wake(response.headers_mut(), file.woke_ms);
@@ -296,7 +315,8 @@ pub(crate) async fn pull(
 ) -> Result<Response, Failure> {
     crate::validate::path("path", &path)?;
     let acting = boxes::act(&app, &who, &id, "sandbox_pull").await?;
-    let tree = app.host().tree_read(&acting.record.id, &path).await?;
+    let work = async { Ok(app.host().tree_read(&acting.record.id, &path).await?) };
+    let tree = boxes::while_paid(&app, &acting.record, work).await?;
     let mut response = super::files::tree(tree.value, acting);
     add_wake(response.headers_mut(), tree.woke_ms);
     Ok(response)
@@ -321,7 +341,8 @@ pub(crate) async fn push(
 ) -> Result<Json<Done>, Failure> {
     crate::validate::path("path", &path)?;
     let acting = boxes::act(&app, &who, &id, "sandbox_sync").await?;
-    app.host().tree_write(&acting.record.id, &path, body_reader(body)).await?;
+    let write = app.host().tree_write(&acting.record.id, &path, body_reader(body));
+    boxes::while_paid(&app, &acting.record, async { Ok(write.await?) }).await?;
     Ok(Json(Done { ok: true }))
 }
 

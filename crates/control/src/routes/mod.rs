@@ -12,6 +12,7 @@ mod forward;
 mod keys;
 mod project;
 mod sandboxes;
+mod secrets;
 mod snapshots;
 mod system;
 mod terminals;
@@ -85,7 +86,10 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(boxes::wire))
         .routes(routes!(boxes::read))
         .routes(routes!(boxes::pull, boxes::push))
+        .routes(routes!(boxes::add_secrets))
         .routes(routes!(boxes::heartbeat))
+        .routes(routes!(secrets::list))
+        .routes(routes!(secrets::put, secrets::delete))
         .routes(routes!(boxes::leave))
         .routes(routes!(accounts::create, accounts::list))
         .routes(routes!(accounts::view, accounts::update, accounts::delete))

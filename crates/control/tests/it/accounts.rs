@@ -190,3 +190,227 @@ async fn accounts_are_made_changed_and_kept() {
         assert_eq!(world.call(method, path, body).await.error(), expected);
     }
 }
+
+/// A world with an account `acme` on a plan, and its key.
+async fn on_plan(plan: &str) -> (World, String) {
+    let world = World::new().await;
+    let body = json!({ "id": "acme", "plan": plan });
+    assert_eq!(world.call("POST", "/v1/accounts", body.to_string()).await.status, 201);
+    let (_, key) = world.key(json!({ "account": "acme" })).await;
+    (world, key)
+}
+
+fn id_of(started: &Answer) -> api::SandboxId {
+    assert_eq!(started.status, 201, "{:?}", started.body);
+    started.value()["id"].as_str().unwrap().parse().unwrap()
+}
+
+#[tokio::test]
+async fn b42_two_starts_at_once_do_not_both_take_the_last_place() {
+    let (world, key) = on_plan("free").await;
+    for _ in 0..2 {
+        id_of(&world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await);
+    }
+    world.fake.gate.send_replace(false);
+    let mut waiting = world.fake.waiting.subscribe();
+    let starts = async {
+        let start = || world.with_key(&key, "POST", "/v1/boxes", &Value::Null);
+        let (one, two, three) = tokio::join!(start(), start(), start());
+        let mut answers = [one.status, two.status, three.status];
+        answers.sort_unstable();
+        answers
+    };
+    let open = async {
+        waiting.wait_for(|waiting| *waiting > 0).await.unwrap();
+        world.fake.gate.send_replace(true);
+    };
+    let (answers, ()) = tokio::join!(starts, open);
+    assert_eq!(answers, [201, 429, 429]);
+    assert_eq!(world.fake.ids().len(), 3);
+    // Nothing of the refused ones is left: neither rows, nor what an idempotency key begins.
+    let list = world.with_key(&key, "GET", "/v1/boxes?all=1", &Value::Null).await.value();
+    assert_eq!(list["boxes"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn b42_frozen_boxes_count_and_ended_ones_do_not() {
+    let (world, key) = on_plan("free").await;
+    let mut ids = Vec::new();
+    for _ in 0..3 {
+        ids.push(id_of(&world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await));
+    }
+    world.fake.set_life(&ids[1], |life| {
+        life.status = api::boxes::BoxStatus::Frozen;
+        life.stops_at_unix_ms = Some(1_790_856_000_000);
+    });
+    let refused = world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await;
+    let told = refused.error();
+    assert!(
+        told.starts_with(
+            "429 plan_limit: plan free allows 3 boxes at once and 3 are running or frozen; 1 of them frozen."
+        ),
+        "{told}"
+    );
+    assert!(told.contains(&format!("the idle rules stop box {} first", ids[1])), "{told}");
+    assert!(told.ends_with("No box was created by this call."), "{told}");
+
+    // T14: one that was stopped for idleness has no place any more, and needs one to come back.
+    world.fake.set_life(&ids[1], |life| {
+        life.status = api::boxes::BoxStatus::Terminated;
+        life.stopped_unix_ms = Some(1_790_856_000_000);
+    });
+    ids.push(id_of(&world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await));
+    let restore = json!({ "restore": ids[1] });
+    let refused = world.with_key(&key, "POST", "/v1/boxes", &restore).await;
+    let told = refused.error();
+    assert!(told.starts_with("429 plan_limit: plan free allows 3"), "{told}");
+    let path = format!("/v1/boxes/{}", ids[0]);
+    assert_eq!(world.with_key(&key, "DELETE", &path, &Value::Null).await.status, 204);
+    id_of(&world.with_key(&key, "POST", "/v1/boxes", &restore).await);
+    let refused = world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await;
+    assert_eq!(refused.status, 429);
+    // A larger plan takes one more; the default account has none.
+    world.call("PATCH", "/v1/accounts/acme", r#"{"plan": "pro"}"#).await;
+    id_of(&world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await);
+    id_of(&world.with_key(&world.token, "POST", "/v1/boxes", &Value::Null).await);
+}
+
+#[tokio::test]
+async fn b42_a_repeated_start_at_the_limit_is_answered_with_its_box() {
+    let (world, key) = on_plan("free").await;
+    let start = || async {
+        let request = hyper::Request::post("/v1/boxes")
+            .header("host", "localhost")
+            .header("authorization", format!("Bearer {key}"))
+            .header("idempotency-key", "box-1");
+        world.send(request.body(http_body_util::Full::new(bytes::Bytes::new())).unwrap()).await
+    };
+    let first = id_of(&start().await);
+    for _ in 0..2 {
+        id_of(&world.with_key(&key, "POST", "/v1/boxes", &Value::Null).await);
+    }
+    let again = start().await;
+    assert_eq!(id_of(&again), first);
+    assert_eq!(again.header("idempotency-replayed"), Some("true"));
+    // The same key of another account is another key.
+    let request = world.request("POST", "/v1/boxes").header("idempotency-key", "box-1");
+    let other =
+        world.send(request.body(http_body_util::Full::new(bytes::Bytes::new())).unwrap()).await;
+    assert_ne!(id_of(&other), first);
+}
+
+#[tokio::test]
+async fn t13_secrets_are_kept_encrypted_and_given_to_the_commands_of_a_box_alone() {
+    const VALUE: &str = "correct horse battery";
+    let mut world = World::new().await;
+    world.account("acme").await;
+    let (_, key) = world.key(json!({ "account": "acme" })).await;
+    let value = json!({ "value": VALUE });
+    let put = world.with_key(&key, "PUT", "/v1/secrets/API_TOKEN", &value).await;
+    assert_eq!(put.value()["name"], json!("API_TOKEN"));
+    let list = world.with_key(&key, "GET", "/v1/secrets", &Value::Null).await;
+    assert_eq!(list.value()["secrets"][0]["name"], json!("API_TOKEN"));
+    // Another account has none of it.
+    assert_eq!(world.call("GET", "/v1/secrets", "").await.value(), json!({ "secrets": [] }));
+    let body = json!({ "secrets": ["API_TOKEN"] });
+    let other = world.call("POST", "/v1/boxes", body.to_string()).await;
+    assert_eq!(
+        other.error(),
+        "400 invalid_request secrets: `secrets`: no secret is stored under `API_TOKEN`"
+    );
+    let unknown = json!({ "secrets": ["API_TOKEN", "NOT_HERE", "NOR_HERE"] });
+    assert_eq!(
+        world.with_key(&key, "POST", "/v1/boxes", &unknown).await.error(),
+        "400 invalid_request secrets: `secrets`: no secret is stored under `NOT_HERE`, `NOR_HERE`"
+    );
+
+    world.restart().await;
+    let started = world.with_key(&key, "POST", "/v1/boxes", &body).await;
+    let id = id_of(&started);
+    assert_eq!(started.value()["secrets"], json!(["API_TOKEN"]));
+    let exec = format!("/v1/boxes/{id}/exec");
+    let print = json!({ "command": "printf %s \"$API_TOKEN\"" });
+    let ran = world.with_key(&key, "POST", &exec, &print).await.value();
+    assert_eq!(ran["output"], json!(VALUE));
+    // Nothing else tells it, and nothing keeps it as it is.
+    for path in
+        [format!("/v1/boxes/{id}"), "/v1/secrets".to_owned(), format!("/v1/boxes/{id}/events")]
+    {
+        let answer = world.with_key(&key, "GET", &path, &Value::Null).await;
+        assert!(!String::from_utf8_lossy(&answer.body).contains(VALUE), "{path}");
+    }
+    for file in std::fs::read_dir(world.data.path()).unwrap() {
+        let path = file.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap_or_default();
+        let found = bytes.windows(VALUE.len()).any(|part| part == VALUE.as_bytes());
+        assert!(!found, "{} holds a secret", path.display());
+    }
+    let file = world.data.path().join("secrets.key");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+
+    // A new value holds from the next command on; one that is deleted is told of.
+    world.with_key(&key, "PUT", "/v1/secrets/API_TOKEN", &json!({ "value": "new" })).await;
+    let ran = world.with_key(&key, "POST", &exec, &print).await.value();
+    assert_eq!(ran["output"], json!("new"));
+    world.with_key(&key, "PUT", "/v1/secrets/SECOND", &json!({ "value": "2" })).await;
+    let add = format!("/v1/boxes/{id}/secrets");
+    let missing = world.with_key(&key, "POST", &add, &json!({ "add": ["THIRD"] })).await;
+    assert_eq!(
+        missing.error(),
+        "400 invalid_request add: `add`: no secret is stored under `THIRD`"
+    );
+    let added =
+        world.with_key(&key, "POST", &add, &json!({ "add": ["SECOND", "API_TOKEN"] })).await;
+    assert_eq!(added.value(), json!({ "secrets": ["API_TOKEN", "SECOND"] }));
+    let both = json!({ "command": "printf %s-%s \"$API_TOKEN\" \"$SECOND\"" });
+    let ran = world.with_key(&key, "POST", &exec, &both).await.value();
+    assert_eq!(ran["output"], json!("new-2"));
+    let path = "/v1/secrets/API_TOKEN";
+    assert_eq!(world.with_key(&key, "DELETE", path, &Value::Null).await.status, 204);
+    let ran = world.with_key(&key, "POST", &exec, &both).await.value();
+    assert_eq!(ran["output"], json!("-2"));
+    let note = ran["note"].as_str().unwrap();
+    assert!(note.contains("API_TOKEN"), "{note}");
+
+    // Another key opens none: whoever replaced it is told what to do.
+    std::fs::remove_file(&file).unwrap();
+    world.restart().await;
+    let ran = world.with_key(&key, "POST", &exec, &both).await;
+    assert_eq!(ran.error(), "422 cannot_start: the secret `SECOND` cannot be opened any more");
+}
+
+#[tokio::test]
+async fn b14_waiting_calls_are_told_when_credit_runs_out_and_go_on_with_more() {
+    let world = World::new().await;
+    let body = json!({ "id": "acme", "credit": 100 });
+    assert_eq!(world.call("POST", "/v1/accounts", body.to_string()).await.status, 201);
+    let (_, key) = world.key(json!({ "account": "acme" })).await;
+    let id = id_of(&world.with_key(&key, "POST", "/v1/boxes", &json!({ "size": 4 })).await);
+    let exec = format!("/v1/boxes/{id}/exec");
+    let ran = world.with_key(&key, "POST", &exec, &json!({ "command": "true" })).await;
+    assert_eq!(ran.status, 200);
+    // A box of size 4 uses four units a second.
+    world.fake.awake_seconds.store(24, std::sync::atomic::Ordering::SeqCst);
+    let waits = json!({ "command": "sleep 600" });
+    let told = world.with_key(&key, "POST", &exec, &waits).await;
+    assert_eq!(told.error(), "402 spending_limit: the account has no credit left");
+    assert!(world.fake.limited.lock().unwrap().contains(&id));
+    assert_eq!(world.call("GET", "/v1/accounts/acme", "").await.value()["credit"], json!(0));
+    for body in [Value::Null, json!({ "size": 1 })] {
+        let refused = world.with_key(&key, "POST", "/v1/boxes", &body).await;
+        assert_eq!(refused.error(), "402 spending_limit: the account has no credit left");
+    }
+    let path = "/v1/accounts/acme/credit";
+    assert_eq!(world.call("PUT", path, r#"{"credit": 50}"#).await.value()["credit"], json!(50));
+    assert!(world.fake.limited.lock().unwrap().is_empty());
+    let ran = world.with_key(&key, "POST", &exec, &json!({ "command": "true" })).await;
+    assert_eq!(ran.status, 200);
+    // What is paid is not paid again; without a meter nothing is.
+    assert_eq!(world.call("GET", "/v1/accounts/acme", "").await.value()["credit"], json!(50));
+    world.call("PUT", path, r#"{"credit": null}"#).await;
+    world.fake.awake_seconds.store(1000, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(world.call("PUT", path, r#"{"credit": 9}"#).await.value()["credit"], json!(9));
+    let stopped = world.with_key(&key, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null).await;
+    assert_eq!(stopped.status, 204);
+}

@@ -121,6 +121,7 @@ pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir, edge: EdgeLimits) ->
         edge,
         boxes: control::BoxSettings::default(),
         tls: None,
+        trusted_proxies: Vec::new(),
         open_metrics: false,
     };
     control::serve(Arc::clone(fake) as _, settings).await.unwrap()

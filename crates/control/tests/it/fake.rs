@@ -2,7 +2,7 @@
 //!
 //! It counts what the control plane did (wakes, holds, creates), and can be told to fail or to wait.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::ExitStatusExt;
@@ -66,6 +66,10 @@ pub(crate) struct Fake {
     pub(crate) gib_seconds: AtomicU64,
     /// The spending limit is reached, as the host was told.
     pub(crate) spending_reached: AtomicBool,
+    /// Boxes that are kept frozen for want of credit, as the host was told.
+    pub(crate) limited: Mutex<BTreeSet<SandboxId>>,
+    /// What each box has used, seconds awake.
+    pub(crate) awake_seconds: AtomicU64,
     /// How often a refused port is tried again.
     pub(crate) port_retries: AtomicUsize,
 }
@@ -106,6 +110,8 @@ impl Fake {
             sleeping_most: AtomicUsize::new(0),
             gib_seconds: AtomicU64::new(0),
             spending_reached: AtomicBool::new(false),
+            limited: Mutex::default(),
+            awake_seconds: AtomicU64::new(0),
             port_retries: AtomicUsize::new(0),
         })
     }
@@ -405,11 +411,22 @@ impl Host for Fake {
         self.known(id)?;
         let whole = u32::try_from(self.gib_seconds.load(Ordering::SeqCst)).unwrap();
         let memory_gib_seconds = f64::from(whole);
-        Ok(Usage { awake_seconds: 1.5, memory_gib_seconds, state_bytes: 10, ..Usage::default() })
+        let awake = u32::try_from(self.awake_seconds.load(Ordering::SeqCst)).unwrap();
+        let awake_seconds = 1.5 + f64::from(awake);
+        Ok(Usage { awake_seconds, memory_gib_seconds, state_bytes: 10, ..Usage::default() })
     }
 
     fn limit_spending(&self, reached: bool) {
         self.spending_reached.store(reached, Ordering::SeqCst);
+    }
+
+    fn limit_box(&self, id: &SandboxId, reached: bool) {
+        let mut limited = self.limited.lock().unwrap();
+        if reached {
+            limited.insert(id.clone());
+        } else {
+            limited.remove(id);
+        }
     }
 
     fn external(&self, _: &SandboxId) -> Result<Box<dyn api::host::Duplex>, ApiError> {

@@ -513,6 +513,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         edge: control::EdgeLimits::default(),
         boxes: control::BoxSettings::default(),
         tls: None,
+        trusted_proxies: Vec::new(),
         open_metrics: false,
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {

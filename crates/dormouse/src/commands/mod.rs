@@ -12,6 +12,7 @@ pub(crate) mod forward;
 pub(crate) mod images;
 pub(crate) mod project;
 pub(crate) mod sandboxes;
+pub(crate) mod secrets;
 pub(crate) mod shell;
 pub(crate) mod snapshots;
 

@@ -42,6 +42,7 @@ impl World {
             edge: control::EdgeLimits::default(),
             boxes: control::BoxSettings::default(),
             tls: None,
+            trusted_proxies: Vec::new(),
             open_metrics: false,
         };
         self.server = Some(control::serve(Arc::clone(&self.fake) as _, settings).await.unwrap());

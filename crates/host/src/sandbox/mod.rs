@@ -79,6 +79,8 @@ pub(crate) enum Message {
     Restart { reply: oneshot::Sender<Result<(), ApiError>> },
     /// A box that was stopped for good is to come back.
     Restore { reply: oneshot::Sender<Result<(), ApiError>> },
+    /// Its own limit on spending is reached, or is not any more.
+    Limit(bool),
     /// The next boot gives it these drives; `None`: those that it has.
     Drives(Option<Vec<DriveUse>>),
     /// There is room in memory for a restart, or none came in time.
@@ -287,6 +289,12 @@ impl Handle {
     /// The link to its guest, in whatever state: neither wakes it nor holds it awake.
     pub(crate) async fn link(&self) -> Result<GuestLink, ApiError> {
         self.ask(|reply| Message::Link { reply }).await
+    }
+
+    /// Its own limit on spending is reached, or is not any more.
+    pub(crate) fn limit(&self, reached: bool) {
+        // One that is gone has no limit.
+        let _ = self.messages.send(Message::Limit(reached));
     }
 
     /// Its id.

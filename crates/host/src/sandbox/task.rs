@@ -143,6 +143,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         short_of: None,
         disk_low,
         spending,
+        limited: false,
         gone,
     };
     tokio::spawn(task.run(inbox, done_inbox));
@@ -201,6 +202,8 @@ struct Task {
     disk_low: watch::Receiver<bool>,
     /// Whether the project's spending limit is reached.
     spending: watch::Receiver<bool>,
+    /// Whether its own limit is: its account has no credit (B14).
+    limited: bool,
     gone: mpsc::UnboundedSender<SandboxId>,
 }
 
@@ -644,9 +647,9 @@ impl Task {
         }
     }
 
-    /// The project's spending limit is reached, or is not any more: who waits for it to wake is told.
+    /// The project's spending limit or its own is reached, or is not any more: who waits for it to wake is told.
     fn on_spending(&mut self) {
-        let reached = *self.spending.borrow_and_update();
+        let reached = *self.spending.borrow_and_update() || self.limited;
         if reached == self.core.is_withheld() {
             return;
         }

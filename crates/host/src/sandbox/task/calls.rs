@@ -74,6 +74,10 @@ impl Task {
                 self.wait_for(Goal::Captured(capture), served, reply);
             }
             // Who asked may have gone away.
+            Message::Limit(reached) => {
+                self.limited = reached;
+                self.on_spending();
+            }
             Message::Link { reply } => drop(reply.send(self.link.clone())),
             Message::View { reply } => {
                 let mut known = self.record.with(|manifest| {
