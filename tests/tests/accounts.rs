@@ -62,6 +62,14 @@ impl Acme {
         self.done("POST", &format!("/v1/boxes/{id}/exec"), &body);
     }
 
+    /// Stops all of its boxes: nobody else sees them.
+    fn stop_all(&self) {
+        let list = self.done("GET", "/v1/boxes", &Value::Null);
+        for box_ in list["boxes"].as_array().expect("boxes") {
+            self.done("DELETE", &format!("/v1/boxes/{}", id_of(box_)), &Value::Null);
+        }
+    }
+
     fn wait_status(&self, id: &str, status: &str) -> Value {
         until(&format!("the box is {status}"), || {
             let view = self.done("GET", &format!("/v1/boxes/{id}"), &Value::Null);
@@ -107,6 +115,7 @@ fn b42_t14_a_plan_counts_running_and_frozen_boxes() {
         assert_eq!(acme.refused("POST", "/v1/boxes", &Value::Null).0, 429);
         // Other accounts have their own.
         done(lab, "POST", "/v1/boxes", &Value::Null);
+        acme.stop_all();
     });
 }
 
@@ -164,6 +173,7 @@ fn b14_b20_without_credit_boxes_freeze_at_once_and_go_on_with_more() {
         assert!(later.parse::<u64>().expect("a number") > n, "{later} {n}");
         let left = done(lab, "GET", "/v1/accounts/acme", &Value::Null);
         assert!(left["credit"].as_u64().expect("counted") <= 1000, "{left}");
+        acme.stop_all();
     });
 }
 
@@ -221,6 +231,7 @@ fn t20_urls_open_from_the_allow_list_alone() {
         assert_eq!(get(&url, "GET", &[]).status, 200);
         let view = acme.done("GET", &format!("/v1/boxes/{id}"), &Value::Null);
         assert_eq!(view["boxUrlAccess"], Value::Null, "{view}");
+        acme.stop_all();
     });
 }
 
@@ -267,6 +278,7 @@ fn t13_secrets_are_in_the_environment_of_commands_and_nowhere_else() {
             }
         }
         assert!(looked_at > 5, "{looked_at} files");
+        acme.stop_all();
     });
 }
 
