@@ -6,7 +6,7 @@
 //!
 //! - [`tool`]: how a tool is described, and what it is called with.
 //! - [`answer`]: what it answers: text for a model, the same as data, and errors as results that the model reads.
-//! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`]: the tools.
+//! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`], [`secrets`]: the tools.
 //! - [`warnings`]: the lines that warn of boxes that are about to be stopped (B26).
 //! - [`hosts`]: by which names it may be called.
 //!
@@ -20,6 +20,7 @@ mod files;
 mod hosts;
 mod look;
 mod say;
+mod secrets;
 mod start;
 mod tool;
 mod warnings;
@@ -97,6 +98,7 @@ fn tools() -> Vec<Tool> {
         files::pull_tool(),
         exec::procs_tool(),
         wire::wire_tool(),
+        secrets::secrets_tool(),
         look::status_tool(),
         look::list_tool(),
         say::say_tool(),
@@ -191,6 +193,7 @@ async fn dispatch(call: Call, name: &str, arguments: JsonObject) -> Result<Outco
             "sandbox_stop" => start::stop(call, arguments).await,
             "sandbox_exec" => exec::exec(&call, arguments).await,
             "sandbox_procs" => exec::procs(&call, arguments).await,
+            "sandbox_secrets" => secrets::secrets(&call, arguments).await,
             "sandbox_wire" => wire::wire(&call, arguments).await,
             "sandbox_get" => files::get(&call, arguments).await,
             "sandbox_pull" => files::pull(&call, arguments).await,
