@@ -19,7 +19,7 @@ fn web_box(lab: &e2e::Lab) -> (String, String) {
 }
 
 #[test]
-fn b08_b16_b18_a_box_freezes_and_a_page_load_thaws_it_with_nothing_lost() {
+fn b01_b02_b04_b08_b16_b18_b19_b44_t18_a_box_freezes_and_a_page_load_thaws_it_with_nothing_lost() {
     isolated(test_name!(), |lab| {
         set_up(
             lab,
@@ -118,7 +118,7 @@ fn b18_the_waking_page_comes_where_a_page_load_would_have_to_wait() {
 }
 
 #[test]
-fn b23_b27_stopped_for_good_it_can_be_brought_back_as_it_was() {
+fn b21_b23_b27_b29_b30_t14_stopped_for_good_it_can_be_brought_back_as_it_was() {
     isolated(test_name!(), |lab| {
         set_up(
             lab,
@@ -190,7 +190,7 @@ fn b24_an_idle_timeout_and_what_it_says() {
 }
 
 #[test]
-fn t01_t03_t17_what_a_start_answers() {
+fn t01_t03_t04_t05_t17_t19_what_a_start_answers() {
     isolated(test_name!(), |lab| {
         set_up(lab, &[]);
         let services = json!([
@@ -277,6 +277,17 @@ fn b06_b11_commands_in_fore_and_background() {
         let events = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
         assert!(!events.to_string().contains("frozen"), "B6: {events}");
         let path = format!("/v1/boxes/{id}/exec");
+        // Waited for to its end, however much it writes; the rest is read on.
+        let line = "seq 1 30000; sleep 1; exit 7";
+        let much = done(lab, "POST", &path, &json!({ "command": line, "maxBytes": 1000 }));
+        assert_eq!(
+            (&much["running"], &much["exitCode"], &much["truncated"], &much["nextOffset"]),
+            (&json!(false), &json!(7), &json!(true), &json!(1000)),
+            "{much}"
+        );
+        let rest = json!({ "execId": much["execId"], "offset": 1000 });
+        let rest = done(lab, "POST", &path, &rest);
+        assert!(rest["output"].as_str().expect("output").ends_with("\n30000\n"), "{rest}");
         let begun = done(
             lab,
             "POST",
@@ -396,7 +407,7 @@ fn b44_packets_do_not_thaw_a_box() {
 }
 
 #[test]
-fn b15_stop_works_on_a_frozen_box_and_wake_is_use() {
+fn b03_b15_stop_works_on_a_frozen_box_and_wake_is_use() {
     isolated(test_name!(), |lab| {
         set_up(lab, &[("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2")]);
         let id = id_of(&start(lab, &json!({ "goal": "x" })));
@@ -435,10 +446,12 @@ fn seconds_between(from: &str, to: &str) -> f64 {
 
 /// When a box froze the last time, as its timeline says.
 fn frozen_at(lab: &e2e::Lab, id: &str) -> String {
-    let timeline = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
-    let events = timeline["events"].as_array().expect("events").clone();
-    let frozen = events.iter().rfind(|event| event["status"] == "frozen").expect("it froze");
-    frozen["at"].as_str().expect("a time").to_owned()
+    // What happened is written down a moment after the status says so.
+    until("its freezing stands in its timeline", || {
+        let timeline = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+        let last = timeline["events"].as_array()?.last()?.clone();
+        (last["status"] == "frozen").then(|| last["at"].as_str().map(str::to_owned))?
+    })
 }
 
 #[test]

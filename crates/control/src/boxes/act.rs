@@ -122,11 +122,13 @@ pub(crate) async fn stop(app: &App, who: &Who, id: &str, reason: &str) -> Result
     if let Err(error) = crate::credit::look(app).await {
         tracing::error!(sandbox = %record.id, error = chain(&error), "what it has used is not charged");
     }
-    if let Some(entry) = app.catalogue().find(record.id.as_str()) {
-        crate::reconcile::delete(app, &entry).await?;
-    }
     let last_used_ms = known.and_then(|(_, life)| i64::try_from(life.last_used_unix_ms).ok());
-    end(app, &record.id, BoxStatus::Terminated, reason, last_used_ms).await
+    // First: what is left of one whose removal is cut off is removed later ([`keep`](super::keep)), and it is told as ended all along.
+    end(app, &record.id, BoxStatus::Terminated, reason, last_used_ms).await?;
+    match app.catalogue().find(record.id.as_str()) {
+        Some(entry) => crate::reconcile::delete(app, &entry).await,
+        None => Ok(()),
+    }
 }
 
 /// Keeps a line for the person in a box's timeline. No use of the box, and nothing of it changes (B4).

@@ -168,12 +168,10 @@ async fn read(
                     // Later than asked for, if older output is no longer kept.
                     begin = offset;
                 }
+                // What does not fit is read on from there; the end of the command is waited for all the same.
                 let take = bytes.len().min(limit - output.len());
                 output.extend_from_slice(&bytes[..take]);
-                if take < bytes.len() || output.len() == limit {
-                    truncated = true;
-                    break;
-                }
+                truncated |= take < bytes.len();
             }
             OutputEvent::Exit(ended) => {
                 exit = Some(ended);
@@ -186,9 +184,10 @@ async fn read(
         exit = view.exit.filter(|_| view.status == ExecStatus::Exited);
         truncated = view.stdout_bytes > begin + output.len() as u64;
     }
-    // A character that is cut is told whole the next time.
-    let whole = if truncated || exit.is_none() { whole_characters(&output) } else { output.len() };
-    output.truncate(whole.max(usize::from(whole == 0) * output.len()));
+    // A character that is cut is told whole the next time, unless there is room for nothing else.
+    if (truncated || exit.is_none()) && whole_characters(&output) > 0 {
+        output.truncate(whole_characters(&output));
+    }
     let next_offset = begin + output.len() as u64;
     Ok(BoxExecResult {
         exec_id: exec_id.to_owned(),

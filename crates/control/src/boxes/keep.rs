@@ -49,7 +49,23 @@ pub(crate) async fn settle(app: &App) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Removes what is left of boxes that have ended: a daemon that died meanwhile, or a full disk, has kept it.
+async fn remove_rests(app: &App) -> Result<(), Failure> {
+    let ended: Vec<_> = {
+        let records = app.boxes().read();
+        let ended = records.values().filter(|record| record.ended.is_some());
+        ended.map(|record| record.id.clone()).collect()
+    };
+    for id in ended {
+        if let Some(entry) = app.catalogue().find(id.as_str()) {
+            crate::reconcile::delete(app, &entry).await?;
+        }
+    }
+    Ok(())
+}
+
 async fn look(app: &App) -> Result<(), Failure> {
+    remove_rests(app).await?;
     let now = now_ms();
     let old: Vec<_> = {
         let records = app.boxes().read();

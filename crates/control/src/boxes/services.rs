@@ -33,6 +33,18 @@ pub(super) fn check(services: &[ServiceSpec]) -> Result<(), ApiError> {
     let mut seen: HashMap<(&str, u16), usize> = HashMap::new();
     for (place, service) in services.iter().enumerate() {
         check_one(place, service)?;
+        let overlaps = |(_, other): &(usize, &ServiceSpec)| {
+            other.port == service.port && overlap(&other.name, &service.name)
+        };
+        if let Some((other, _)) = services[..place].iter().enumerate().find(overlaps) {
+            let field = format!("services[{place}].name");
+            let text = format!(
+                "`{field}`: {} overlaps with {} of services[{other}] on port {}",
+                service.name, services[other].name, service.port
+            );
+            return Err(ApiError::invalid(&field, text)
+                .hint("an address leads to one service on each port"));
+        }
         if let Some(other) = seen.insert((&service.name, service.port), place) {
             let field = format!("services[{place}]");
             let text = format!(
@@ -169,6 +181,15 @@ pub(super) fn range(name: &str) -> Option<(Ipv4Addr, u32)> {
     // The bits that are not fixed are zero, so that each range has one way to be written.
     let canonical = bits == 32 || u32::from(address).trailing_zeros() >= 32 - bits;
     (PRIVATE.into_iter().any(within) && canonical).then_some((address, bits))
+}
+
+/// Whether both are ranges, and have addresses in common.
+fn overlap(one: &str, other: &str) -> bool {
+    let (Some((one, one_bits)), Some((other, other_bits))) = (range(one), range(other)) else {
+        return false;
+    };
+    let fixed = one_bits.min(other_bits);
+    fixed == 0 || (u32::from(one) ^ u32::from(other)) >> (32 - fixed) == 0
 }
 
 /// The address of each name in a box, in the order of the services; ranges have none (T6).
@@ -372,5 +393,13 @@ mod tests {
     fn t19_the_same_name_and_port_twice_is_refused() {
         let twice = [service("a", 1), service("a", 2), service("a", 1)];
         assert_eq!(refused(&twice).0, "services[2]");
+        // Also as the same address in other words, and ranges that overlap, in either order.
+        for (one, other) in
+            [("10.1.2.3", "10.1.2.3/32"), ("10.0.0.0/8", "10.1.0.0/16"), ("10.1.2.3", "10.0.0.0/8")]
+        {
+            assert_eq!(refused(&[service(one, 1), service(other, 1)]).0, "services[1].name");
+            check(&[service(one, 1), service(other, 2)]).expect("on another port");
+        }
+        check(&[service("10.1.0.0/16", 1), service("10.2.0.0/16", 1)]).expect("apart");
     }
 }

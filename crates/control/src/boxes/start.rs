@@ -200,6 +200,10 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
     let mut notes = Notes::default();
     if let Some(name) = &request.name {
         let count = name.chars().count();
+        if name.chars().any(char::is_control) {
+            let text = "`name` has a line break or another control character";
+            return Err(ApiError::invalid("name", text).hint("one line of text"));
+        }
         if name.trim().is_empty() || count > TITLE_CHARS_MAX {
             let text = format!("`name`: {count} characters");
             return Err(
@@ -207,8 +211,10 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
             );
         }
     }
+    // One line: what is told to models must not read like several.
     request.goal = request
         .goal
+        .map(|goal| goal.split(char::is_control).collect::<Vec<_>>().join(" "))
         .map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>())
         .filter(|goal| !goal.is_empty());
     let size = request.size.unwrap_or(1);

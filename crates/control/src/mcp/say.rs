@@ -72,6 +72,12 @@ pub(super) async fn feedback(call: &Call, arguments: JsonObject) -> Result<Outco
 fn within<'a>(field: &str, text: &'a str, most: usize) -> Result<&'a str, ApiError> {
     let text = text.trim();
     let count = text.chars().count();
+    // Other conversations read it among other lines.
+    if field == "text" && most == LINE_CHARS_MAX && text.chars().any(char::is_control) {
+        let error =
+            ApiError::invalid(field, "`text` has a line break or another control character");
+        return Err(error.hint("one line of text"));
+    }
     if (1..=most).contains(&count) {
         return Ok(text);
     }

@@ -9,14 +9,28 @@ use api::boxes::wiring::{WireTo, Wiring};
 
 use super::{Subnet, run};
 
-/// Changes the elements of one box from what they were to what they shall be, in one transaction.
+/// Changes the elements of one box from what they were to what they shall be, in one transaction. Should the kernel not have what it
+/// should have, what there is of them goes one by one, so that whoever has the address next inherits none.
 pub(crate) async fn change(
     subnet: Subnet,
     guest: Ipv4Addr,
     before: Option<&Wiring>,
     after: Option<&Wiring>,
 ) -> io::Result<()> {
-    run("nft", &["-f", "-"], &script(subnet, guest, before, after)).await
+    let Err(error) = run("nft", &["-f", "-"], &script(subnet, guest, before, after)).await else {
+        return Ok(());
+    };
+    let Some(before) = before else { return Err(error) };
+    tracing::warn!(%guest, %error, "the names of a box are not wired as they were thought to be");
+    for line in script(subnet, guest, Some(before), None).lines() {
+        if let Err(error) = run("nft", &["-f", "-"], &format!("{line}\n")).await {
+            tracing::debug!(%guest, line, %error, "gone already");
+        }
+    }
+    match after {
+        Some(_) => run("nft", &["-f", "-"], &script(subnet, guest, None, after)).await,
+        None => Ok(()),
+    }
 }
 
 fn script(

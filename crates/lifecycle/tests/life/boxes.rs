@@ -276,7 +276,7 @@ fn b19_a_request_while_it_freezes_does_not_stop_that() {
 }
 
 #[test]
-fn b23_frozen_for_a_day_it_is_stopped_for_good() {
+fn b23_b25_b29_frozen_for_a_day_it_is_stopped_for_good() {
     let mut host = a_box();
     assert_eq!(host.sandbox.stops_at(host.now), Some(at(10 * MINUTE + 24 * HOUR)));
     let frozen = host.freezes_at();
