@@ -126,7 +126,10 @@ fn b14_b20_without_credit_boxes_freeze_at_once_and_go_on_with_more() {
         let acme = Acme::new(lab, &json!({ "credit": 1000 }));
         let started = acme.start(&web());
         let (id, url) = (id_of(&started), started["webUrl"].as_str().expect("a URL").to_owned());
-        acme.background(&id, "n=0; while :; do n=$((n+1)); echo $n > /work/m; mv /work/m /work/n; sleep 0.1; done");
+        acme.background(
+            &id,
+            "n=0; while :; do n=$((n+1)); echo $n > /work/m; mv /work/m /work/n; sleep 0.1; done",
+        );
         acme.sh(&id, "until test -s /work/n; do sleep 0.1; done");
         let credit = |units: u64| {
             let body = json!({ "credit": units });
