@@ -375,16 +375,29 @@ impl Worker {
             self.ground.volumes.settle(&self.id, &[]);
             return Ok(Report::Destroyed);
         }
-        let removed = tokio::task::spawn_blocking(move || match std::fs::remove_dir_all(&dir) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
-            result => result,
-        });
+        let removed = tokio::task::spawn_blocking(move || remove_all(&dir));
         removed.await.map_err(|error| fail(&error))?.map_err(|error| fail(&error))?;
         self.ground.drives.settle(&self.id, &[]);
         self.ground.volumes.settle(&self.id, &[]);
         self.phases.mark("remove");
         Ok(Report::Destroyed)
     }
+}
+
+/// How often a folder is emptied before it counts as one that cannot be removed.
+const REMOVE_TRIES: usize = 5;
+
+/// Removes a folder with all that is in it; gone already is fine. A last line of a log may come into it meanwhile: then it is emptied
+/// again.
+fn remove_all(dir: &Path) -> std::io::Result<()> {
+    for _ in 1..REMOVE_TRIES {
+        match std::fs::remove_dir_all(dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            result => return result,
+        }
+    }
+    std::fs::remove_dir_all(dir)
 }
 
 /// Moves the folder of a sandbox that is another host's now to where it is kept, in place of one kept there before.
