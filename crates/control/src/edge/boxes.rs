@@ -1,6 +1,8 @@
 //! The edge of boxes (B18-B21, T17): a page load thaws a frozen box, nothing else does; and what is answered where the box
 //! cannot.
 
+use std::time::{Duration, Instant};
+
 use api::boxes::BoxStatus;
 use api::host::{Caller, HoldKind};
 use api::sandbox::SleepTier;
@@ -21,6 +23,9 @@ use crate::boxes::{BoxRecord, first_service, no_credit, target_of};
 
 /// Seconds after which the waking page asks again.
 const PAGE_RETRY_SECONDS: u32 = 3;
+/// How long a page load that follows another's thaw waits at least for a connection: however short page loads are held, an app that
+/// is there must get it.
+const PATIENCE_MIN: Duration = Duration::from_secs(1);
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 
 /// Serves one request to a box's URL. `port`: that of its label.
@@ -50,6 +55,9 @@ pub(super) async fn serve(
     passing.external = record.is_external(place);
     let page_load = is_page_load(request.method(), request.headers());
     let language = Language::wanted(request.headers());
+    if page_load && app.machines().comes_up(&record.id) {
+        passing.patience = Some(app.boxes().settings.page_hold.max(PATIENCE_MIN));
+    }
     let (request, error) = match pass_paid(app, record, port, request, &passing).await {
         Ok(response) => return response,
         Err((Some(request), error)) if error.code == Code::BoxFrozen => (request, error),
@@ -76,6 +84,8 @@ pub(super) async fn serve(
                 return waking(language);
             }
             tracing::debug!(sandbox = %record.id, code = ?error.code, "a page load thaws it");
+            app.machines().thaws(&record.id);
+            let begun = Instant::now();
             let (app_, id) = (app.clone(), record.id.clone());
             let peer = passing.peer;
             // It goes on, whoever gives up waiting.
@@ -83,8 +93,10 @@ pub(super) async fn serve(
                 let caller = Caller { what: "a page load".to_owned(), peer };
                 app_.host().hold(&id, HoldKind::Tool, caller).await
             });
-            match tokio::time::timeout(app.boxes().settings.page_hold, thaw).await {
+            let page_hold = app.boxes().settings.page_hold;
+            match tokio::time::timeout(page_hold, thaw).await {
                 Ok(Ok(Ok(_held))) => {
+                    passing.patience = Some(page_hold.saturating_sub(begun.elapsed()));
                     match pass_paid(app, record, port, request, &passing).await {
                         Ok(response) => response,
                         // Its program is not there yet, or it froze again.
@@ -132,6 +144,8 @@ async fn refused(
         Code::SpendingLimit => {
             json(StatusCode::PAYMENT_REQUIRED, "box is paused", BoxStatus::Frozen)
         }
+        // Thawed, and its app is not there yet: the page that stands there reloads on.
+        Code::PortClosed if page_load && app.machines().comes_up(&record.id) => waking(language),
         Code::BoxFrozen => told(BoxStatus::Frozen, false),
         Code::BoxStopped => told(BoxStatus::Terminated, false),
         Code::NotFound | Code::BeingDeleted | Code::SandboxFailed => {

@@ -1,10 +1,11 @@
-//! Which machines have ended: what is connected to one that has must not wait for it.
+//! Which machines have ended: what is connected to one that has must not wait for it. And which ones page loads have thawed.
 //!
 //! A machine that reboots, dies or is restarted says no word on its connections any more, and a host's own end of them would
 //! wait for minutes. The timeline says at once that it has ended.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use api::{Event, SandboxId};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +17,10 @@ const ENDS: [&str; 4] =
 /// The event after which a box is frozen.
 const REST: &str = "sandbox.slept";
 
+/// How long after a page load has thawed a box the waking page stands for an app that takes no connection yet. It reloads, and
+/// each load is a use or keeps the box awake: for an app that never comes it must end.
+const COMES_UP_MAX: Duration = Duration::from_mins(1);
+
 type Tokens = HashMap<SandboxId, CancellationToken>;
 
 /// Tokens for each sandbox that somebody is connected to.
@@ -23,6 +28,7 @@ type Tokens = HashMap<SandboxId, CancellationToken>;
 pub(crate) struct Machines {
     ends: Mutex<Tokens>,
     rests: Mutex<Tokens>,
+    thaws: Mutex<HashMap<SandboxId, Instant>>,
 }
 
 impl Machines {
@@ -35,6 +41,19 @@ impl Machines {
     /// Fires when it sleeps the next time; perhaps once for the last time, too, if that was just now.
     pub(crate) fn rest_of(&self, id: &SandboxId) -> CancellationToken {
         lock(&self.rests).entry(id.clone()).or_default().child_token()
+    }
+
+    /// A page load thaws it now.
+    pub(super) fn thaws(&self, id: &SandboxId) {
+        let mut thaws = self.thaws.lock().unwrap_or_else(PoisonError::into_inner);
+        thaws.retain(|_, at| at.elapsed() < COMES_UP_MAX);
+        thaws.insert(id.clone(), Instant::now());
+    }
+
+    /// Whether a page load has thawed it just now, so that its app may still be coming up.
+    pub(super) fn comes_up(&self, id: &SandboxId) -> bool {
+        let thaws = self.thaws.lock().unwrap_or_else(PoisonError::into_inner);
+        thaws.get(id).is_some_and(|at| at.elapsed() < COMES_UP_MAX)
     }
 
     /// Takes note of what happened to a sandbox.

@@ -49,11 +49,11 @@ pub(crate) async fn handle(
     let outside = Outside { host: &address.written, scheme: app.links().scheme(), peer };
     match target {
         Target::Box(record) => {
-            let passing = Passing { outside, peer, is_box: true, external: false };
+            let passing = Passing { outside, peer, is_box: true, external: false, patience: None };
             boxes::serve(app, &record, label.port, request, passing).await
         }
         Target::Sandbox(entry) => {
-            let passing = Passing { outside, peer, is_box: false, external: false };
+            let passing = Passing { outside, peer, is_box: false, external: false, patience: None };
             match pass_on(app, &entry.id, label.sandbox_port(), request, &passing).await {
                 Ok(response) => response,
                 Err((_, error)) => refusal::response(error, form),
@@ -70,6 +70,8 @@ pub(super) struct Passing<'a> {
     pub(super) is_box: bool,
     /// The service is not in the box, but at its external base (T17).
     pub(super) external: bool,
+    /// How long a connection to the service may take, where that is less than [`CONNECT_TIME_MAX`].
+    pub(super) patience: Option<Duration>,
 }
 
 /// Passes a request on to a port. An error comes with the request where nothing was done with it yet.
@@ -107,7 +109,12 @@ async fn pass_held(
     let (stream, woke_ms) = if passing.external {
         (app.host().external(id)?, hold.woke_ms)
     } else {
-        let connection = reach(app, id, port, caller.clone()).await?;
+        let connection = reach(app, id, port, caller.clone());
+        let limit = passing.patience.unwrap_or(CONNECT_TIME_MAX);
+        let connection = tokio::time::timeout(limit, connection).await.unwrap_or_else(|_| {
+            let text = format!("port {port} in the sandbox takes no connection yet");
+            Err(ApiError::new(Code::PortClosed, text))
+        })?;
         (connection.value.stream, both(hold.woke_ms, connection.woke_ms))
     };
 

@@ -1,0 +1,174 @@
+//! Boxes as clients of others see them that know nothing of boxes: a browser, curl, Node's `fetch`, git. On real guests.
+
+use std::path::Path;
+
+use e2e::boxes::{done, set_up, sh, start, view, wait_status};
+use e2e::clients::{self, Browser, name_here, run};
+use e2e::lab::workspace;
+use e2e::{Lab, isolated, net, test_name};
+use serde_json::{Value, json};
+
+/// The app's port, and that on which it comes up late.
+const PORTS: [u16; 2] = [8000, 8001];
+
+/// What everything but a page load is told of a frozen box (B19).
+const FROZEN: &str = r#"{"error":"box is frozen","status":"frozen"}"#;
+
+/// Starts a box with the app on the first port, and later, when `/work/go` is there, on the second. Its id, and the URLs of both.
+fn app_box(lab: &Lab) -> (String, [String; 2]) {
+    let services = json!([
+        { "name": "web.internal", "port": PORTS[0], "web": true },
+        { "name": "late.internal", "port": PORTS[1], "web": true },
+    ]);
+    let started = start(lab, &json!({ "goal": "serve", "services": services }));
+    let id = started["id"].as_str().expect("an id").to_owned();
+    let url = |at: usize| started["services"][at]["url"].as_str().expect("a URL").to_owned();
+    let app = std::fs::read_to_string(workspace().join("tests/clients/app.py")).expect("the app");
+    sh(lab, &id, &format!("cat > /work/app.py <<'END'\n{app}END"));
+    sh(
+        lab,
+        &id,
+        "cd /work && git init -q made && cd made && echo kept > file && git add file && \
+         git -c user.name=x -c user.email=x@example.test commit -qm made && git clone -q --bare . ../repo.git",
+    );
+    let [now, late] = PORTS;
+    for line in [
+        format!("exec python3 /work/app.py {now}"),
+        format!("until [ -e /work/go ]; do sleep 0.2; done; exec python3 /work/app.py {late}"),
+    ] {
+        let path = format!("/v1/boxes/{id}/exec");
+        done(lab, "POST", &path, &json!({ "command": line, "background": true }));
+    }
+    sh(lab, &id, &format!("until ss -ltnH 'sport = :{now}' | grep -q . ; do sleep 0.1 ; done"));
+    (id, [url(0), url(1)])
+}
+
+/// Does something while a command runs in the box: it stays awake (B10).
+fn awake<T>(lab: &Lab, id: &str, what: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let line = "touch /work/held; while [ -e /work/held ]; do sleep 0.1; done";
+        let held = scope.spawn(|| sh(lab, id, line));
+        sh(lab, id, "until [ -e /work/held ]; do sleep 0.1; done");
+        let result = what();
+        sh(lab, id, "rm /work/held");
+        held.join().expect("the command ended");
+        result
+    })
+}
+
+/// What curl gets: status, kind, body.
+fn curl(lab: &Lab, arguments: &[&str], url: &str) -> (String, String) {
+    let told = ["-sS", "-w", "\n%{http_code} %{content_type}"];
+    let output = run(lab, "curl", &[&told, arguments, &[url]].concat());
+    assert!(output.status.success(), "curl: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("text");
+    let (body, told) = text.rsplit_once('\n').expect("what was asked for");
+    (told.to_owned(), body.to_owned())
+}
+
+fn fetch(lab: &Lab, url: &str) -> Value {
+    let output = clients::node(lab, "fetch.mjs").arg(url).output().expect("Node.js starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+fn clone(lab: &Lab, url: &str, into: &Path) -> Result<(), String> {
+    let into = into.to_str().expect("a path");
+    let output = run(lab, "git", &["clone", "--quiet", &format!("{url}repo.git"), into]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if output.status.success() { Ok(()) } else { Err(said) }
+}
+
+#[test]
+fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_frozen() {
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "3"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "3"),
+            ],
+        );
+        let (id, [url, late]) = app_box(lab);
+        let names = [&url, &late].map(|url| net::split_link(url).0.replace(":8420", ""));
+        name_here(lab, &names.each_ref().map(String::as_str));
+        let api = format!("{url}api");
+
+        // Awake, the app answers everybody.
+        awake(lab, &id, || {
+            let json = r#"{"from": "the app"}"#;
+            assert_eq!(curl(lab, &[], &api), ("200 application/json".into(), json.into()));
+            let posted = curl(lab, &["--data", "a=b"], &url);
+            assert_eq!(posted, ("200 text/plain".into(), "a=b".into()));
+            let fetched = json!({ "status": 200, "kind": "application/json", "body": json });
+            assert_eq!(fetch(lab, &api), fetched);
+            let cloned = lab.scratch().join("cloned");
+            clone(lab, &url, &cloned).expect("git clones");
+            assert_eq!(std::fs::read_to_string(cloned.join("file")).expect("there"), "kept\n");
+        });
+
+        // Frozen, programs are told so, and thaw nothing.
+        wait_status(lab, &id, "frozen");
+        let told = ("503 application/json".to_owned(), FROZEN.to_owned());
+        for arguments in [&[][..], &["--data", "a=b"], &["--http1.0"], &["--head"][..1]] {
+            let (status, body) = curl(lab, arguments, &api);
+            assert_eq!(status, told.0, "{arguments:?}");
+            assert!(arguments == ["--head"] || body == told.1, "{arguments:?}: {body}");
+        }
+        let fetched = json!({ "status": 503, "kind": "application/json", "body": FROZEN });
+        assert_eq!(fetch(lab, &api), fetched);
+        let refused = clone(lab, &url, &lab.scratch().join("not-cloned")).expect_err("frozen");
+        assert!(refused.contains("The requested URL returned error: 503"), "{refused}");
+        assert_eq!(view(lab, &id)["status"], "frozen");
+
+        // A browser ends on the app's page, with whatever it has to see before.
+        let mut browser = Browser::start(lab);
+        let host = |url: &str| json!([net::split_link(url).0]);
+        browser.tell(&json!({ "do": "open", "url": url, "title": "The app" }));
+        let (opened, before) = browser.wait("opened");
+        assert_eq!(
+            (&opened["text"], &opened["status"], &opened["hosts"]),
+            (&json!("The app"), &json!(200), &host(&url)),
+            "{before:?}"
+        );
+        assert_eq!(opened["errors"], json!([]), "{before:?}");
+        awake(lab, &id, || {
+            browser.tell(&json!({ "do": "use" }));
+            let used = browser.wait("used").0;
+            let expected = json!({
+                "fetch": { "status": 200, "kind": "application/json", "body": { "from": "the app" } },
+                "post": 200, "image": 404, "events": "an event", "socket": "hello",
+            });
+            assert_eq!(used, expected);
+        });
+
+        // What its page does by itself neither thaws the box nor is held.
+        wait_status(lab, &id, "frozen");
+        browser.tell(&json!({ "do": "use" }));
+        let used = browser.wait("used").0;
+        let body = json!({ "error": "box is frozen", "status": "frozen" });
+        let expected = json!({
+            "fetch": { "status": 503, "kind": "application/json", "body": body },
+            "post": 503, "image": 503, "events": "error", "socket": "error",
+        });
+        assert_eq!(used, expected);
+        assert_eq!(view(lab, &id)["status"], "frozen");
+
+        // An app that comes up late: until then the waking page stands there, then the app, without anybody's doing.
+        browser.tell(&json!({ "do": "open", "url": late, "title": "The app" }));
+        // More than a connection is tried for after a thaw.
+        for nth in 1..=5 {
+            let (title, _) = browser.wait("page");
+            assert_eq!(title, "Waking this box…", "page {nth}");
+        }
+        sh(lab, &id, "touch /work/go");
+        let (opened, before) = browser.wait("opened");
+        assert_eq!(
+            (&opened["text"], &opened["status"], &opened["hosts"]),
+            (&json!("The app"), &json!(200), &host(&late)),
+            "{before:?}"
+        );
+        assert_eq!(opened["errors"], json!([]), "{before:?}");
+        browser.close();
+    });
+}
