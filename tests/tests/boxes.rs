@@ -85,6 +85,19 @@ fn b01_b02_b04_b08_b16_b18_b19_b44_t18_a_box_freezes_and_a_page_load_thaws_it_wi
 }
 
 #[test]
+fn t17_a_url_on_which_nothing_listens_says_so_while_the_box_is_new() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let (_, url) = web_box(lab);
+        let asked = std::time::Instant::now();
+        let answer = get(&url, "GET", &PAGE_LOAD);
+        eprintln!("after {:?}: {} {}", asked.elapsed(), answer.head, answer.body);
+        assert_eq!(answer.status, 502, "{} {}", answer.head, answer.body);
+        assert!(answer.body.contains("nothing listens on port 8000"), "{}", answer.body);
+    });
+}
+
+#[test]
 fn b18_the_waking_page_comes_where_a_page_load_would_have_to_wait() {
     isolated(test_name!(), |lab| {
         set_up(

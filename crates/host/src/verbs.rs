@@ -59,8 +59,10 @@ use crate::usage::Used;
 /// How long a connection to a guest's port may take to be answered at all.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often a refused port is tried while that may help.
-const PORT_RETRY_EVERY: Duration = Duration::from_millis(25);
+/// Pause before a refused port is tried for the second time, which doubles from then on.
+const PORT_RETRY_FIRST: Duration = Duration::from_millis(25);
+/// Longest pause between two tries: a guest that is busy enough as it is has other things to do than to refuse.
+const PORT_RETRY_PAUSE_MAX: Duration = Duration::from_millis(200);
 
 /// Entries of a folder that one list answers with.
 const LIST_MAX: usize = 100_000;
@@ -798,6 +800,7 @@ async fn connect(
 ) -> Result<Box<dyn Duplex>, ApiError> {
     let address = SocketAddr::from((ready.address, port));
     let begun = Instant::now();
+    let mut pause = PORT_RETRY_FIRST;
     loop {
         match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => {
@@ -826,7 +829,8 @@ async fn connect(
                 error.hint("start the server first; it may listen on any address, 127.0.0.1 too")
             );
         }
-        tokio::time::sleep(PORT_RETRY_EVERY).await;
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PORT_RETRY_PAUSE_MAX);
     }
 }
 

@@ -288,5 +288,5 @@ fn too_late(port: u16, limit: Duration) -> ApiError {
 
 pub(super) fn no_such_link() -> ApiError {
     ApiError::new(Code::NotFound, "nothing is here")
-        .hint("`dormouse link NAME PORT` prints the URL of a port")
+        .hint("`dormouse link NAME PORT` prints the URL of a sandbox's port, sandbox_status those of a box")
 }

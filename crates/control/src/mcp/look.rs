@@ -65,7 +65,8 @@ pub(super) fn line(view: &BoxView) -> String {
     if let Some(name) = &view.name {
         let _ = write!(text, ": {name}");
     }
-    if let Some(url) = &view.web_url {
+    let lives = view.agent.is_some();
+    if let Some(url) = view.web_url.as_ref().filter(|_| lives) {
         let _ = write!(text, "; a person opens {url}");
     }
     if let Some(agent) = &view.agent {

@@ -120,9 +120,10 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
         Refusal::SpendingLimit => spending_error(),
         Refusal::HostDiskFull => stands_still_error(),
         Refusal::Frozen => ApiError::new(Code::BoxFrozen, refusal.to_string()),
-        Refusal::Stopped | Refusal::NotStopped => {
-            ApiError::new(Code::BoxStopped, refusal.to_string())
-        }
+        Refusal::Stopped => ApiError::new(Code::BoxStopped, refusal.to_string()),
+        // Two have brought it back at once.
+        Refusal::NotStopped => ApiError::new(Code::BoxStopped, refusal.to_string())
+            .hint("call it as it is; what acts on it thaws it"),
         Refusal::Failed { code } => {
             let text = failure
                 .map_or_else(|| refusal.to_string(), |failure| format!("{refusal}: {failure}"));
