@@ -71,6 +71,8 @@ fn t06_t07_t08_t09_names_reach_their_processes() {
         sh(lab, &id, "until ss -ltnH 'sport = :8082' | grep -q . ; do sleep 0.1 ; done");
         assert_eq!(curl(lab, &id, "http://local.internal:8082/").1, "000");
         assert_eq!(curl(lab, &id, "http://127.0.0.1:8082/").1, "200");
+        // T8: localhost:80 reaches the first declared service.
+        assert_eq!(pid(lab, "http://localhost/"), api);
         // The wiring outlives the daemon.
         lab.kill_daemon();
         lab.start();
@@ -136,6 +138,17 @@ fn t11_t17_external_services_and_switching() {
             "{}",
             answer.head
         );
+        // Programs in the box find it on their own localhost, too, where the agent listens on nothing.
+        for (url, path) in [
+            ("http://localhost:9000/there", "/base/there"),
+            ("http://127.0.0.1:8080/", "/base/"),
+            ("http://localhost/scene", "/base/scene"),
+        ] {
+            let expected = format!("external GET {path} HTTP/1.1 host: 203.0.113.5:8088");
+            assert_eq!(curl(lab, &id, url), (expected, "200".to_owned()), "{url}");
+        }
+        assert_eq!(curl(lab, &id, "http://127.0.0.1:9001/").1, "000");
+        assert_eq!(sh(lab, &id, "ss -ltnH | wc -l"), "0", "T11: the port is left free");
         // One's own process can start any time; then the name is switched to it, and those that share it.
         serve_counter(lab, &id, 8080);
         assert!(curl(lab, &id, "http://api.internal/").0.starts_with("external"));
@@ -154,6 +167,9 @@ fn t11_t17_external_services_and_switching() {
         assert_eq!(modes, ["box", "box", "external"]);
         assert!(curl(lab, &id, "http://api.internal/").0.starts_with("1 "));
         assert!(curl(lab, &id, "http://alias.internal:8080/").0.starts_with("2 "));
+        assert!(curl(lab, &id, "http://localhost:8080/").0.starts_with("3 "));
+        assert!(curl(lab, &id, "http://localhost/").0.starts_with("4 "));
+        assert!(curl(lab, &id, "http://localhost:9000/").0.starts_with("external"));
         assert!(curl(lab, &id, "http://other.internal:9000/").0.starts_with("external"));
         // The same as a tool, and back.
         let back = json!({ "id": id, "service": "alias.internal", "mode": "external" });

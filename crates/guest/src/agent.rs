@@ -1,6 +1,7 @@
 //! What the agent is, apart from any link: the execs, the holds, and whether the guest stands still.
 
 use std::{
+    os::fd::AsFd,
     path::PathBuf,
     sync::{
         Arc, Mutex, PoisonError,
@@ -11,10 +12,11 @@ use std::{
 
 use tokio::sync::watch;
 use wire::{
-    Ipv6Network, Mount, Quiesce, Quiesced, Step, StepOutcome, StepReport, VersionRange, Wake, Woke,
+    Ipv6Network, LoopbackWay, Mount, Quiesce, Quiesced, Step, StepOutcome, StepReport,
+    VersionRange, Wake, Woke,
 };
 
-use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, system::System};
+use crate::{awake::Holds, cgroup::Cgroup, exec::Execs, loopback::Loopback, system::System};
 
 /// Turns that the runtime is given before a program is started: in each, it looks at all descriptors, and then runs
 /// every task that is ready. From the device to the reader of the link it takes two, so in the third all has been read.
@@ -54,6 +56,8 @@ pub struct Agent {
     owed: Mutex<Owed>,
     /// Number of the attempt to stand still.
     stills: Arc<AtomicU64>,
+    /// Where ports of the loopback lead; begun when the first does.
+    loopback: Mutex<Option<Loopback>>,
 }
 
 /// What the kernel is to let go of.
@@ -98,6 +102,7 @@ impl Agent {
             starts: tokio::sync::Mutex::default(),
             owed: Mutex::default(),
             stills: Arc::default(),
+            loopback: Mutex::default(),
             settings,
         }))
     }
@@ -110,6 +115,20 @@ impl Agent {
     /// Whether the user's programs stand still.
     pub fn quiesced(&self) -> bool {
         *self.quiesced.borrow()
+    }
+
+    /// From now on these ports of 127.0.0.1 lead elsewhere for the user's programs, and no others.
+    pub(crate) fn lead_loopback(&self, ways: &[LoopbackWay]) -> std::io::Result<()> {
+        let mut loopback = self.loopback.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = match (loopback.take(), &self.cgroup) {
+            (Some(known), _) => known,
+            (None, _) if ways.is_empty() => return Ok(()),
+            (None, Some(cgroup)) => Loopback::below(cgroup.open()?.as_fd())?,
+            (None, None) => return Err(std::io::ErrorKind::Unsupported.into()),
+        };
+        let set = known.set(ways);
+        *loopback = Some(known);
+        set
     }
 
     /// Waits until it is this program's turn to be started, and programs may run.

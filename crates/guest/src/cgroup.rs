@@ -38,6 +38,12 @@ impl Cgroup {
         Ok(rustix::fs::open(&procs, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?)
     }
 
+    /// The cgroup itself, for what the kernel is to do with it.
+    pub(crate) fn open(&self) -> io::Result<OwnedFd> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(&self.path, flags, Mode::empty())?)
+    }
+
     /// Kills every process in it.
     pub(crate) fn kill(&self) -> io::Result<()> {
         fs::write(self.path.join("cgroup.kill"), "1")

@@ -23,6 +23,7 @@ mod exec;
 mod failure;
 mod files;
 pub mod link;
+mod loopback;
 mod netlink;
 pub mod port;
 mod ports;

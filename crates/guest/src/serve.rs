@@ -59,6 +59,10 @@ pub(crate) async fn request(
             .await
             .map(|()| Some(Reply::Done))
             .map_err(|error| io_failure(&error, "flush", "write to disk")),
+        Request::Loopback(ways) => agent
+            .lead_loopback(&ways)
+            .map(|()| Some(Reply::Done))
+            .map_err(|error| io_failure(&error, "ways", "lead ports of the loopback elsewhere")),
         Request::ExecStart(spec) => match name_fits(spec.name.as_deref()) {
             Ok(()) => {
                 let _turn = agent.turn_to_start().await;

@@ -288,8 +288,12 @@ impl Host for Daemon {
         let kept = wiring.clone();
         let changed = handle.record().change(move |manifest| manifest.wiring = Some(kept)).await;
         changed.map_err(|error| internal("its wiring could not be stored", &error))?;
+        let ways = crate::services::loopback(&wiring);
         let wired = self.ground.services.wire(id, handle.address, Some(wiring)).await;
-        wired.map_err(|error| internal("its names could not be wired", &error))
+        wired.map_err(|error| internal("its names could not be wired", &error))?;
+        let ready = handle.call(Call::of(CallKind::Tool), "its wiring").await?;
+        ready.link.lead_loopback(&ways).await.map_err(guest_error)?;
+        Ok(())
     }
 
     async fn restore(&self, id: &SandboxId) -> Result<(), ApiError> {

@@ -127,6 +127,20 @@ pub enum Request {
     /// Since version 3. Write what the file systems hold in memory to their disks, while programs run on →
     /// [`Reply::Done`] when it is there.
     Flush,
+    /// Since version 5. What programs connect to on these ports of 127.0.0.1 leads elsewhere, and on all others no more; until
+    /// the guest boots anew → [`Reply::Done`]. More than a few belong into a [`Request::Long`].
+    Loopback(Vec<LoopbackWay>),
+}
+
+/// Where a port of the guest's loopback leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoopbackWay {
+    /// The port that programs connect to.
+    pub port: u16,
+    /// The IPv4 address that they get to.
+    pub address: [u8; 4],
+    /// The port there.
+    pub to_port: u16,
 }
 
 /// Longest request sent by [`Request::Long`], in bytes: what Linux takes for one `exec` (2 MiB of arguments and environment),
@@ -160,7 +174,8 @@ impl Request {
             | Self::TerminalStart(_)
             | Self::TerminalResize { .. }
             | Self::Sockets
-            | Self::Flush => false,
+            | Self::Flush
+            | Self::Loopback(_) => false,
         }
     }
 
@@ -189,6 +204,7 @@ impl Request {
             Self::TerminalStart(_) | Self::TerminalResize { .. } => crate::TERMINALS_SINCE,
             Self::Sockets => crate::NETWORK_SINCE,
             Self::Flush => crate::FLUSH_SINCE,
+            Self::Loopback(_) => crate::LOOPBACK_SINCE,
         }
     }
 }

@@ -26,7 +26,7 @@ pub mod sockets;
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use channel::{LONG_REQUEST_MAX, Reply, Request};
+pub use channel::{LONG_REQUEST_MAX, LoopbackWay, Reply, Request};
 pub use control::{
     GuestHello, Held, HostHello, Identity, Ipv6Network, LinkId, Mount, Network, Quiesce, Quiesced,
     SleepNotice, Step, StepOutcome, StepReport, ToGuest, ToHost, VersionRange, Wake, Woke,
@@ -43,8 +43,9 @@ pub use sample::Sample;
 pub use sockets::{Connection, Listener, Sockets, Transport};
 
 /// The protocol versions that this build speaks. 2 has terminals, requests longer than a frame, and notices about sleep
-/// and holds; IPv6, and what is open on the network. 4 mounts drives.
-pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 4 };
+/// and holds; IPv6, and what is open on the network. 4 mounts drives. 5 leads ports
+/// of the guest's loopback elsewhere.
+pub const VERSIONS: VersionRange = VersionRange { oldest: 1, newest: 5 };
 
 /// The first version that has requests longer than a frame ([`Request::Long`]).
 pub const LONG_REQUESTS_SINCE: u16 = 2;
@@ -63,6 +64,9 @@ pub const FLUSH_SINCE: u16 = 3;
 
 /// The first version in which a guest can be told to mount drives.
 pub const MOUNTS_SINCE: u16 = 4;
+
+/// The first version in which ports of the guest's loopback can lead elsewhere.
+pub const LOOPBACK_SINCE: u16 = 5;
 
 /// The name of the virtio-serial port that carries the protocol (`/sys/class/virtio-ports/*/name`).
 pub const PORT_NAME: &str = "dormouse.agent";

@@ -343,6 +343,14 @@ fn what_version_3_adds_is_still_understood_and_written_the_same() {
     compare_requests("v3-host-to-guest.bin", &[Request::Flush]);
 }
 
+#[test]
+fn what_version_5_adds_is_still_understood_and_written_the_same() {
+    let way = wire::LoopbackWay { port: 80, address: [127, 0, 0, 1], to_port: 8080 };
+    let far = wire::LoopbackWay { port: 5432, address: [198, 18, 0, 2], to_port: 5432 };
+    let requests = [Request::Loopback(Vec::new()), Request::Loopback(vec![way, far])];
+    compare_requests("v5-host-to-guest.bin", &requests);
+}
+
 #[track_caller]
 fn compare_requests(name: &str, requests: &[Request]) {
     let mut bytes = Vec::new();

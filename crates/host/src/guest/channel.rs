@@ -427,5 +427,6 @@ fn name(request: &Request) -> &'static str {
         Request::TerminalResize { .. } => "terminal resize",
         Request::Sockets => "sockets",
         Request::Flush => "flush",
+        Request::Loopback(_) => "loopback",
     }
 }

@@ -87,6 +87,7 @@ impl GuestLink {
                 state: watch::Sender::new(LinkState::Detached),
                 stands_still: watch::Sender::new(false),
                 held: watch::Sender::default(),
+                loopback: super::loopback::Told::default(),
                 core: Mutex::new(Core::default()),
                 outbound,
                 queue: Arc::new(tokio::sync::Mutex::new(queue)),
@@ -430,6 +431,7 @@ pub(super) struct Inner {
     /// Changed only under the lock of `core`.
     pub(super) stands_still: watch::Sender<bool>,
     pub(super) held: watch::Sender<Held>,
+    pub(super) loopback: super::loopback::Told,
     core: Mutex<Core>,
     /// Frames of channels on their way out. Unbounded as a type, bounded by credit: no channel puts more than its window in.
     pub(super) outbound: mpsc::UnboundedSender<(u64, Frame)>,

@@ -28,6 +28,7 @@ mod error;
 mod exec;
 mod files;
 mod link;
+mod loopback;
 mod ports;
 
 pub use error::{GuestError, LinkError, WakeError};

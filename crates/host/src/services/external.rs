@@ -1,7 +1,8 @@
 //! Services in external mode: each HTTP request goes to the external base, with its path kept and its `Host` rewritten (T11).
 
 use std::convert::Infallible;
-use std::sync::OnceLock;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use api::boxes::wiring::Wiring;
@@ -12,6 +13,7 @@ use hyper::body::{Bytes, Frame, Incoming};
 use hyper::header::{CONNECTION, HOST, HeaderName, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 
 /// How long the external base may take to take a connection.
@@ -97,8 +99,58 @@ fn client() -> reqwest::Client {
             .connect_timeout(CONNECT_MAX)
             // A redirect is the caller's to follow, and what the host's environment says is not the guests'.
             .redirect(reqwest::redirect::Policy::none())
+            .dns_resolver(Arc::new(Elsewhere))
             .no_proxy();
         builder.build().unwrap_or_default()
     };
     CLIENT.get_or_init(make).clone()
+}
+
+/// Looks names up as this host does, without what leads back to it by its loopback or to its own link: what a base may not say by
+/// its number it cannot say by a name either.
+struct Elsewhere;
+
+impl Resolve for Elsewhere {
+    fn resolve(&self, name: Name) -> Resolving {
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await?;
+            let found: Vec<SocketAddr> = found.filter(|at| leads_elsewhere(at.ip())).collect();
+            if found.is_empty() {
+                return Err("it leads to this host itself, or nowhere".into());
+            }
+            Ok(Box::new(found.into_iter()) as Addrs)
+        })
+    }
+}
+
+fn leads_elsewhere(ip: IpAddr) -> bool {
+    match ip.to_canonical() {
+        IpAddr::V4(ip) => !(ip.is_loopback() || ip.is_unspecified() || ip.is_link_local()),
+        IpAddr::V6(ip) => !(ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn t11_a_name_that_leads_to_this_host_itself_is_no_external_base() {
+        for name in ["localhost", "ip6-localhost"] {
+            let found = Elsewhere.resolve(name.parse().expect("a name")).await;
+            assert!(found.is_err(), "{name}");
+        }
+        for (ip, elsewhere) in [
+            ("127.8.9.1", false),
+            ("0.0.0.0", false),
+            ("169.254.169.254", false),
+            ("::1", false),
+            ("::ffff:127.0.0.1", false),
+            ("fe80::1", false),
+            ("10.1.2.3", true),
+            ("2001:db8::1", true),
+        ] {
+            assert_eq!(leads_elsewhere(ip.parse().expect("an address")), elsewhere, "{ip}");
+        }
+    }
 }

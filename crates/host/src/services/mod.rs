@@ -24,6 +24,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
+use wire::LoopbackWay;
 
 use crate::Daemon;
 use crate::network::{Subnet, services as rules};
@@ -127,6 +128,31 @@ impl Services {
     fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Ipv4Addr, Wired>> {
         self.wired.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Ports of the box's own loopback that lead elsewhere: those of external services to their names, but where a process in the
+/// box has its own; and 80 to the first service that is declared (T8, T11).
+pub(crate) fn loopback(wiring: &Wiring) -> Vec<LoopbackWay> {
+    let here = |port: u16| wiring.wires.iter().any(|wire| wire.to == WireTo::Here { port });
+    let to_name = |port, wire: &Wire| LoopbackWay {
+        port,
+        address: wire.address.octets(),
+        to_port: wire.port,
+    };
+    let mut ways: Vec<LoopbackWay> = Vec::new();
+    for wire in wiring.wires.iter().filter(|wire| wire.to == WireTo::External) {
+        let taken = [SCENE_PORT, AGENT_PORT].contains(&wire.port) || here(wire.port);
+        if !taken && ways.iter().all(|way| way.port != wire.port) {
+            ways.push(to_name(wire.port, wire));
+        }
+    }
+    ways.extend(wiring.wires.first().map(|first| match first.to {
+        WireTo::Here { port: to_port } => {
+            LoopbackWay { port: SCENE_PORT, address: Ipv4Addr::LOCALHOST.octets(), to_port }
+        }
+        WireTo::External | WireTo::Link { .. } => to_name(SCENE_PORT, first),
+    }));
+    ways
 }
 
 /// Takes connections, until the daemon ends.
@@ -237,5 +263,40 @@ async fn answer(mut stream: TcpStream, status: &str, text: &str) {
     let _ = read.await;
     if let Err(error) = stream.write_all(format!("{head}{text}").as_bytes()).await {
         tracing::debug!(%error, "services: not answered");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t08_t11_where_ports_of_the_loopback_lead() {
+        let wire = |last, port, to| Wire {
+            name: Some(format!("service-{last}")),
+            address: Ipv4Addr::new(198, 18, 0, last),
+            bits: 32,
+            port,
+            to,
+        };
+        let way = |port, address, to_port| LoopbackWay { port, address, to_port };
+        let wiring = |wires| Wiring { wires, external_base_url: None };
+        assert_eq!(loopback(&Wiring::default()), []);
+        let here = wiring(vec![
+            wire(1, 8000, WireTo::Here { port: 8080 }),
+            wire(2, 9000, WireTo::Here { port: 9000 }),
+        ]);
+        assert_eq!(loopback(&here), [way(80, [127, 0, 0, 1], 8080)], "80: the first of them");
+        let mixed = wiring(vec![
+            wire(1, 80, WireTo::External),
+            wire(2, 9000, WireTo::External),
+            wire(3, 9000, WireTo::External),
+            wire(4, 9001, WireTo::External),
+            wire(5, 5432, WireTo::Here { port: 9001 }),
+            wire(6, 9095, WireTo::External),
+        ]);
+        let ways = loopback(&mixed);
+        let expected = [way(9000, [198, 18, 0, 2], 9000), way(80, [198, 18, 0, 1], 80)];
+        assert_eq!(ways, expected, "9001 is a process's own; 80 and 9095 are the agent's");
     }
 }

@@ -415,6 +415,7 @@ impl Worker {
                 tracing::warn!(sandbox = %self.id, step = ?step.step, why, "a step of the wake failed");
             }
         }
+        self.lead_loopback().await;
         if told.is_some() || ipv6.is_some() {
             let record = self.record.clone();
             let id = self.id.clone();
@@ -427,6 +428,20 @@ impl Worker {
             });
         }
         Ok(Report::Ready)
+    }
+
+    /// Leads ports of a box's own loopback to its services. A box is of use without it, so that is no reason not to go on.
+    async fn lead_loopback(&self) {
+        let ways = self.record.with(|manifest| {
+            manifest.wiring.as_ref().map(crate::services::loopback).unwrap_or_default()
+        });
+        match self.unless_superseded(self.body.link.lead_loopback(&ways)).await {
+            Ok(true) => {}
+            Ok(false) => {
+                tracing::info!(sandbox = %self.id, "its guest agent is too old to lead localhost to its services");
+            }
+            Err(error) => error.log(&self.id, "its localhost is not led to its services"),
+        }
     }
 
     /// Removes copies of drives that it has no more.
