@@ -307,14 +307,9 @@ fn b06_b11_commands_in_fore_and_background() {
             &path,
             &json!({ "command": "i=0; while :; do i=$((i+1)); echo $i; sleep 0.2; done", "background": true }),
         );
-        let blocked = until("it is told", || {
-            let view = view(lab, &id);
-            let blocked = view["freeze"]["blockedBy"].as_array()?.clone();
-            blocked
-                .iter()
-                .any(|one| one["kind"] == "background" && one["until"].is_string())
-                .then_some(view)
-        });
+        let blocked = view(lab, &id);
+        assert_eq!(blocked["freeze"]["blockedBy"][0]["kind"], "background", "at once: {blocked}");
+        assert!(blocked["freeze"]["blockedBy"][0]["until"].is_string(), "B13: {blocked}");
         assert!(blocked["freeze"]["at"].is_string(), "B13: {blocked}");
         wait_status(lab, &id, "frozen");
         let more = json!({ "execId": begun["execId"], "offset": 0, "waitSec": 1 });

@@ -440,6 +440,7 @@ impl Host for Daemon {
         let started = exec::start(&ready.link, handle.exec_names(), &request, &ready.env)
             .await
             .map_err(exec::start_error)?;
+        handle.command_started();
         Ok(ready.answer(started))
     }
 

@@ -212,6 +212,10 @@ impl Facts {
         self.commands = sample.commands;
     }
 
+    pub(crate) fn add_command(&mut self) {
+        self.commands = self.commands.saturating_add(1);
+    }
+
     pub(crate) fn set_activity(&mut self, activity: Activity, goes_on: bool) {
         self.activities[activity as usize] = goes_on;
     }

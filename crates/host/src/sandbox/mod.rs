@@ -67,6 +67,8 @@ pub(crate) enum Message {
     },
     /// Such a call has ended.
     CallEnded(CallKind),
+    /// A command was started in it.
+    CommandStarted,
     /// Bytes flowed that are no packets on its link, and count like them.
     Flowed,
     /// Put to sleep now.
@@ -235,6 +237,12 @@ impl Handle {
 
     pub(crate) async fn restart(&self) -> Result<(), ApiError> {
         self.ask(|reply| Message::Restart { reply }).await?
+    }
+
+    /// A command was started: whoever asks from now on is told that it runs.
+    pub(crate) fn command_started(&self) {
+        // Gone: nothing runs any more.
+        let _ = self.messages.send(Message::CommandStarted);
     }
 
     /// Brings back a box that was stopped for good.

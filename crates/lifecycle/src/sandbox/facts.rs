@@ -62,6 +62,14 @@ impl Sandbox {
         }
     }
 
+    /// A command was started: it counts at once, and with the next [`Sample`] as the guest says.
+    pub fn handle_command(&mut self, now: Time) {
+        if matches!(self.phase, Phase::Running { .. } | Phase::CapturingAwake { .. }) {
+            self.facts.add_command();
+            self.settle(now);
+        }
+    }
+
     /// Holds were raised or lowered, or connections to the awake socket came or went (S10): the same numbers as in a
     /// [`Sample`], told at once.
     pub fn handle_holds(&mut self, now: Time, holds: u32, connections: u32) {

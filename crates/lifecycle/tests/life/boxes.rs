@@ -181,6 +181,12 @@ fn b11_commands_in_the_background_keep_it_awake_for_an_hour_after_the_last_use()
     host.pass_ms(HOUR);
     host.call(CallKind::Tool, 0);
     assert_eq!(host.freezes_at(), 3 * HOUR + MINUTE);
+    // One that was started counts at once, and then as the guest says.
+    let mut host = a_box();
+    host.sandbox.handle_command(host.now);
+    assert_eq!(host.blocked_by(), [("background", Some(HOUR))]);
+    host.pass_ms(MINUTE);
+    assert_eq!(host.blocked_by(), []);
     // Those that end let it freeze.
     let mut host = a_box();
     host.guest.commands = 1;

@@ -40,6 +40,7 @@ impl Task {
                 let served = self.core.handle_restore(now);
                 self.wait_for(Goal::Awake, served, reply);
             }
+            Message::CommandStarted => self.core.handle_command(now),
             Message::Drives(drives) => self.drives_next = drives,
             Message::Room(seat) => self.on_room(seat),
             Message::Delete { reply } => {
