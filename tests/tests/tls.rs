@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use e2e::lab::LISTEN_PROGRAM;
+use e2e::pty::Pty;
 use e2e::{isolated, net, test_name, until};
 
 /// What `curl` says: the body, the status and the version of HTTP.
@@ -39,6 +40,9 @@ fn t17_https_with_http2_to_the_interface_and_to_a_sandbox_that_sleeps() {
                 "/CN=localhost",
                 "-addext",
                 names,
+                // As a server's own, which is trusted for itself.
+                "-addext",
+                "basicConstraints=critical,CA:FALSE",
                 "-keyout",
                 &key,
                 "-out",
@@ -88,6 +92,21 @@ fn t17_https_with_http2_to_the_interface_and_to_a_sandbox_that_sleeps() {
         // Whoever speaks without TLS gets nothing, and harms nobody.
         assert!(net::http(lab.address(), "localhost", "/v1/health").is_err());
         assert_eq!(curl(&["--cacert", &cert, health]).1, "200 2");
+        // The command line and what it upgrades go over it as well, with the certificate that is named and without it not.
+        let token = std::fs::read_to_string(lab.data().join("admin.token")).expect("a token");
+        let far = ["--url", "https://localhost:8420", "--token", token.trim()];
+        let trusting = [&far[..], &["--ca", &cert]].concat();
+        let said = lab.ok(&[&trusting[..], &["exec", "web", "--", "echo", "over TLS"]].concat());
+        assert_eq!(said, "over TLS\n");
+        let shell = [&trusting[..], &["shell", "web", "--", "echo", "on a terminal"]].concat();
+        let mut shell = Pty::start(&lab.command(&shell), 80, 24);
+        shell.shows("on a terminal");
+        assert_eq!(shell.ends(), Some(0));
+        let output = lab.run(&[&far[..], &["sandboxes", "list"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        assert!(said.contains("no TLS with the daemon at localhost:8420"), "{said}");
+        assert!(said.contains("DORMOUSE_CA"), "{said}");
         // A key that does not fit is told at the start.
         lab.stop_daemon();
         std::fs::write(&key, "no key\n").expect("written");

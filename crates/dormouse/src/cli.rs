@@ -46,7 +46,7 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, global = true, env = "DORMOUSE_SOCKET", value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
 
-    /// URL of a daemon to talk to over the network, such as `http://localhost:8420`; needs a token.
+    /// URL of a daemon to talk to over the network, such as `https://dormouse.example`; needs a token.
     #[arg(long, global = true, env = "DORMOUSE_URL", value_name = "URL")]
     pub(crate) url: Option<String>,
 
@@ -59,6 +59,10 @@ pub(crate) struct ConnectionArgs {
         hide_env_values = true
     )]
     pub(crate) token: Option<String>,
+
+    /// PEM file of the authorities that a daemon's certificate may come from; default: those of this system.
+    #[arg(long, global = true, env = "DORMOUSE_CA", value_name = "FILE")]
+    pub(crate) ca: Option<PathBuf>,
 
     /// Data folder of the daemon on this machine.
     #[arg(long = "data", global = true, env = "DORMOUSE_DATA", value_name = "DIR", default_value = DATA_DEFAULT)]

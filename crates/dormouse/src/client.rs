@@ -21,6 +21,7 @@ use tokio_tungstenite::tungstenite;
 
 use crate::cli::ConnectionArgs;
 use crate::problem::Problem;
+use crate::tls::Tls;
 
 /// Most bytes of an error's body that are read.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
@@ -41,7 +42,7 @@ pub(crate) struct Client {
 #[derive(Clone, Debug)]
 enum Endpoint {
     Socket(PathBuf),
-    Tcp { authority: String, address: String, token: String },
+    Tcp { authority: String, address: String, token: String, tls: Option<Tls> },
 }
 
 impl Client {
@@ -61,16 +62,23 @@ impl Client {
                 };
                 let uri: Uri = url.parse().map_err(|_| not_a_url())?;
                 let authority = uri.authority().ok_or_else(not_a_url)?;
-                if uri.scheme_str() != Some("http") || !matches!(uri.path(), "" | "/") {
+                if !matches!(uri.path(), "" | "/") {
                     return Err(not_a_url());
                 }
+                let (tls, port) = match uri.scheme_str() {
+                    Some("http") => (None, 80),
+                    Some("https") => {
+                        (Some(Tls::to(authority.host(), arguments.ca.as_deref())?), 443)
+                    }
+                    _ => return Err(not_a_url()),
+                };
                 let token = arguments.token.clone().ok_or_else(|| {
                     Problem::usage("a token is needed with a URL")
                         .hint("set `DORMOUSE_TOKEN`; the first one is in `admin.token` in the daemon's data folder")
                 })?;
                 let address =
-                    format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(80));
-                Endpoint::Tcp { authority: authority.to_string(), address, token }
+                    format!("{}:{}", authority.host(), authority.port_u16().unwrap_or(port));
+                Endpoint::Tcp { authority: authority.to_string(), address, token, tls }
             }
         };
         Ok(Self { endpoint })
@@ -209,11 +217,14 @@ impl Client {
                     }))
                 }
             },
-            Endpoint::Tcp { address, .. } => match TcpStream::connect(address).await {
+            Endpoint::Tcp { address, tls, .. } => match TcpStream::connect(address).await {
                 Ok(stream) => {
                     // Only slower without.
                     let _ = stream.set_nodelay(true);
-                    Ok(Box::new(stream))
+                    match tls {
+                        None => Ok(Box::new(stream)),
+                        Some(tls) => Ok(Box::new(tls.over(stream, address).await?)),
+                    }
                 }
                 Err(error) => Err(Problem::unreachable(format!(
                     "cannot reach the daemon at {address}: {error}"

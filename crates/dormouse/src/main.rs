@@ -15,6 +15,7 @@ mod mcp;
 mod problem;
 mod serve;
 mod show;
+mod tls;
 mod tree;
 
 use clap::Parser;
