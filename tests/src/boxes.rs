@@ -123,11 +123,25 @@ pub const PAGE_LOAD: [(&str, &str); 2] =
 /// As [`call`], over the network with a key.
 #[track_caller]
 pub fn call_as(key: &str, method: &str, path: &str, body: &Value) -> (u16, Value) {
+    call_for(key, None, method, path, body)
+}
+
+/// As [`call_as`], by an operator for an account.
+#[track_caller]
+pub fn call_for(
+    key: &str,
+    account: Option<&str>,
+    method: &str,
+    path: &str,
+    body: &Value,
+) -> (u16, Value) {
+    let account =
+        account.map(|account| format!("X-Dormouse-Account: {account}\r\n")).unwrap_or_default();
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let mut stream = TcpStream::connect(LISTEN).expect("connected");
     stream.set_read_timeout(Some(WAIT_MAX)).expect("limit set");
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: {LISTEN}\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n\
+        "{method} {path} HTTP/1.1\r\nHost: {LISTEN}\r\nAuthorization: Bearer {key}\r\n{account}Content-Type: application/json\r\n\
          Content-Length: {}\r\nConnection: close\r\n\r\n",
         body.len()
     );

@@ -1,6 +1,6 @@
 //! Accounts: plans, credit, from where URLs open, and secrets, on real guests.
 
-use e2e::boxes::{PAGE_LOAD, call_as, done, get, serve_counter, set_up};
+use e2e::boxes::{PAGE_LOAD, call_as, call_for, done, get, serve_counter, set_up};
 use e2e::mcp::Http;
 use e2e::{Lab, isolated, proc, test_name, until};
 use serde_json::{Value, json};
@@ -306,6 +306,21 @@ fn b43_the_command_line_makes_accounts_keys_and_secrets() {
         serve_counter(lab, &id, 8000);
         assert_eq!(acme.refused("GET", &format!("/v1/boxes/{id}"), &Value::Null).0, 404);
         assert_eq!(acme.refused("GET", "/v1/sandboxes", &Value::Null).0, 403);
+        // The operator looks after another account's by naming it; nobody else can.
+        let theirs = id_of(&acme.start(&json!({ "goal": "theirs" })));
+        let token = std::fs::read_to_string(lab.data().join("admin.token")).expect("a token");
+        let ask = |key: &str, account, method, path: &str| {
+            call_for(key, Some(account), method, path, &Value::Null)
+        };
+        let (status, seen) = ask(token.trim(), "acme", "GET", "/v1/boxes");
+        assert_eq!((status, &seen["boxes"][0]["id"]), (200, &json!(theirs)), "{seen}");
+        assert_eq!(ask(token.trim(), "default", "GET", "/v1/boxes").1["boxes"][0]["id"], json!(id));
+        let (status, refused) = ask(token.trim(), "nobody", "GET", "/v1/boxes");
+        assert_eq!((status, &refused["field"]), (404, &json!("x-dormouse-account")), "{refused}");
+        assert_eq!(ask(&acme.0, "default", "GET", "/v1/boxes").0, 403);
+        assert_eq!(ask(&acme.0, "acme", "GET", "/v1/boxes").0, 200);
+        assert_eq!(lab.json(&["--as-account", "acme", "secrets", "list"]), json!([]));
+        assert_eq!(ask(token.trim(), "acme", "DELETE", &format!("/v1/boxes/{theirs}")).0, 204);
         let keys = lab.json(&["keys", "list"]);
         let keys = keys.as_array().expect("keys");
         let mine = keys.iter().find(|key| key["account"] == "acme").expect("the key");

@@ -13,6 +13,7 @@ use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::accounts::Accounts;
 use crate::catalogue::{Catalogue, now_ms};
 use crate::failure::Failure;
 
@@ -24,6 +25,8 @@ const ADMIN_ID: &str = "admin";
 const KEYS_MAX: usize = 10_000;
 /// What a key of scope `boxes` opens.
 const BOXES_PATHS: [&str; 4] = ["/v1/boxes", "/v1/agents", "/v1/secrets", "/mcp"];
+/// Names the account whose boxes and secrets an operator's request is about.
+pub(crate) const ACCOUNT_HEADER: &str = "x-dormouse-account";
 /// File in the data folder that holds the first token, readable by its owner alone.
 pub const ADMIN_TOKEN_FILE: &str = "admin.token";
 
@@ -40,6 +43,27 @@ impl Grant {
     /// Of whoever may open the local socket.
     pub(crate) fn local() -> Self {
         Self { account: ACCOUNT_DEFAULT.to_owned(), scope: Scope::Admin }
+    }
+
+    /// The same for the account that [`ACCOUNT_HEADER`] names, which only an operator may do for another than his own.
+    pub(crate) fn acting_for(
+        self,
+        headers: &HeaderMap,
+        accounts: &Accounts,
+    ) -> Result<Self, ApiError> {
+        let Some(value) = headers.get(ACCOUNT_HEADER) else { return Ok(self) };
+        let account = value.to_str().unwrap_or_default();
+        if account == self.account {
+            return Ok(self);
+        }
+        if self.scope != Scope::Admin {
+            let text = format!("`{ACCOUNT_HEADER}`: this key acts for its own account alone");
+            return Err(ApiError::new(Code::Forbidden, text).hint("leave the header out"));
+        }
+        let found = accounts
+            .find(account)
+            .map_err(|error| ApiError { field: Some(ACCOUNT_HEADER.to_owned()), ..error })?;
+        Ok(Self { account: found.id, ..self })
     }
 
     /// Whether it opens this path.

@@ -60,6 +60,10 @@ pub(crate) struct ConnectionArgs {
     )]
     pub(crate) token: Option<String>,
 
+    /// Whose boxes and secrets it is about, for operators; default: the account that the token is for.
+    #[arg(long = "as-account", global = true, env = "DORMOUSE_ACCOUNT", value_name = "ID")]
+    pub(crate) account: Option<String>,
+
     /// PEM file of the authorities that a daemon's certificate may come from; default: those of this system.
     #[arg(long, global = true, env = "DORMOUSE_CA", value_name = "FILE")]
     pub(crate) ca: Option<PathBuf>,

@@ -37,6 +37,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
     endpoint: Endpoint,
+    /// Whose boxes it is about, unless it is whom the token is for.
+    account: Option<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -81,7 +83,7 @@ impl Client {
                 Endpoint::Tcp { authority: authority.to_string(), address, token, tls }
             }
         };
-        Ok(Self { endpoint })
+        Ok(Self { endpoint, account: arguments.account.clone() })
     }
 
     /// A request with JSON that is answered with JSON.
@@ -105,7 +107,10 @@ impl Client {
 
     /// The beginning of a request.
     pub(crate) fn request(&self, method: &str, path: &str) -> Builder {
-        let builder = Request::builder().method(method).uri(path);
+        let mut builder = Request::builder().method(method).uri(path);
+        if let Some(account) = &self.account {
+            builder = builder.header("x-dormouse-account", account);
+        }
         match &self.endpoint {
             Endpoint::Socket(_) => builder.header("host", "localhost"),
             Endpoint::Tcp { authority, token, .. } => {

@@ -110,7 +110,11 @@ enum Flag {
 ///
 /// Oldest first. No use of any of them.
 #[utoipa::path(
-    get, path = "/v1/boxes", tag = "boxes", operation_id = "list_boxes", params(ListQuery),
+    get, path = "/v1/boxes", tag = "boxes", operation_id = "list_boxes",
+    params(
+        ListQuery,
+        ("X-Dormouse-Account" = Option<String>, Header, description = "With a key of scope `admin`: for this account instead of the key's. Every request may carry it", example = "default"),
+    ),
     responses((status = 200, description = "The boxes", body = BoxList)),
 )]
 pub(crate) async fn list(

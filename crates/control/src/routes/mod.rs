@@ -132,10 +132,12 @@ async fn guard(
     let local = request.extensions().get::<Peer>() == Some(&Peer::Local);
     let is_open = app.open_metrics() && request.uri().path() == METRICS_PATH;
     if local {
-        request.extensions_mut().insert(Grant::local());
+        let grant = Grant::local().acting_for(request.headers(), app.accounts())?;
+        request.extensions_mut().insert(grant);
     } else if !is_open && !OPEN_PATHS.contains(&request.uri().path()) {
         let grant = app.tokens().check(request.headers())?;
         grant.check(request.uri().path())?;
+        let grant = grant.acting_for(request.headers(), app.accounts())?;
         request.extensions_mut().insert(grant);
     }
     Ok(next.run(request).await)
