@@ -228,7 +228,7 @@ impl Client {
                     let _ = stream.set_nodelay(true);
                     match tls {
                         None => Ok(Box::new(stream)),
-                        Some(tls) => Ok(Box::new(tls.over(stream, address).await?)),
+                        Some(tls) => Ok(Box::new(Box::pin(tls.over(stream, address)).await?)),
                     }
                 }
                 Err(error) => Err(Problem::unreachable(format!(
