@@ -1,10 +1,13 @@
-//! Boxes as clients of others see them that know nothing of boxes: a browser, curl, Node's `fetch`, git. On real guests.
+//! Boxes as clients of others see them: a browser, curl, Node's `fetch` and git, which know nothing of boxes, and the Inspector of the
+//! Model Context Protocol. On real guests.
 
 use std::path::Path;
+use std::process::Command;
 
 use e2e::boxes::{done, set_up, sh, start, view, wait_status};
 use e2e::clients::{self, Browser, name_here, run};
-use e2e::lab::workspace;
+use e2e::lab::{LISTEN, workspace};
+use e2e::mcp::token;
 use e2e::{Lab, isolated, net, test_name};
 use serde_json::{Value, json};
 
@@ -170,5 +173,63 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
         );
         assert_eq!(opened["errors"], json!([]), "{before:?}");
         browser.close();
+    });
+}
+
+/// The protocol's Inspector, as its command line: what it prints as JSON.
+fn inspect(lab: &Lab, way: &[&str], arguments: &[&str]) -> (Value, String) {
+    const PROGRAM: &str =
+        "node_modules/@modelcontextprotocol/inspector/clients/launcher/build/index.js";
+    let mut inspector: Command = clients::node(lab, PROGRAM);
+    inspector.arg("--cli").args(way).args(arguments).args(["--format", "json"]);
+    let output = inspector.output().expect("Node.js starts");
+    let (seen, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{way:?} {arguments:?}: {}\n{seen}\n{said}", output.status);
+    let json: Value = serde_json::from_str(&seen).unwrap_or_else(|error| panic!("{error}: {seen}"));
+    (json["result"].clone(), said.into_owned())
+}
+
+#[test]
+fn the_inspector_finds_no_fault_in_the_tools_and_calls_them() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let url = format!("http://{LISTEN}/mcp");
+        let authorization = format!("Authorization: Bearer {}", token(lab));
+        let program = lab.program();
+        let socket = format!("DORMOUSE_SOCKET={}", lab.data().join("dormouse.sock").display());
+        let http = |era| vec![url.as_str(), "--header", &authorization, "--protocol-era", era];
+        let stdio = |era| {
+            let program = program.to_str().expect("a path");
+            vec![program, "mcp", "-e", &socket, "--protocol-era", era]
+        };
+        let mut lists = Vec::new();
+        for way in [http("legacy"), http("modern"), stdio("legacy"), stdio("modern")] {
+            let (list, said) = inspect(lab, &way, &["--method", "tools/list", "--strict"]);
+            let tools = list["tools"].as_array().unwrap_or_else(|| panic!("{list}\n{said}"));
+            let names: Vec<_> = tools.iter().map(|tool| tool["name"].clone()).collect();
+            assert!(names.len() >= 13, "{way:?}: {names:?}");
+            assert_eq!(said.trim(), "", "{way:?}: nothing to say about their schemas");
+            lists.push(names);
+        }
+        assert!(lists.iter().all(|names| *names == lists[0]), "everywhere the same: {lists:?}");
+
+        let call = |way: &[&str], tool: &str, arguments: &Value| {
+            let arguments = arguments.to_string();
+            let call = ["--method", "tools/call", "--tool-name", tool, "--tool-args-json"];
+            let result = inspect(lab, way, &[&call, &[arguments.as_str()][..]].concat()).0;
+            assert_ne!(result["isError"], true, "{tool}: {result}");
+            result
+        };
+        let goal = json!({ "goal": "be inspected" });
+        let started = call(&http("modern"), "sandbox_start", &goal);
+        let id = &started["structuredContent"]["id"];
+        let line = json!({ "id": id, "command": "echo $((6 * 7))" });
+        for way in [http("legacy"), stdio("modern")] {
+            let ran = call(&way, "sandbox_exec", &line);
+            assert_eq!(ran["content"][0]["text"], "42\n[exit code 0]", "{way:?}");
+        }
+        let stopped = call(&stdio("legacy"), "sandbox_stop", &json!({ "id": id }));
+        assert_eq!(stopped["structuredContent"]["status"], "terminated");
     });
 }

@@ -57,7 +57,7 @@ pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DE
 pub use failure::Failure;
 pub use mcp::INSTRUCTIONS as MCP_INSTRUCTIONS;
 pub use openapi::document as openapi;
-pub use server::{ServeError, Server, serve};
+pub use server::{ServeError, Server, serve, serve_handler};
 pub use socket::SocketPath;
 pub use tls::{TlsError, TlsFiles};
 

@@ -15,6 +15,7 @@ use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rmcp::ServerHandler;
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
@@ -111,6 +112,24 @@ pub struct Server {
 
 /// Opens the catalogue, makes it agree with the host, and serves until [`Server::stop`].
 pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, ServeError> {
+    serve_with(host, settings, mcp::handler).await
+}
+
+/// As [`serve`], but another handler answers at `/mcp`: suites that test servers of the Model Context Protocol call tools, prompts and
+/// resources of their own, which are none of ours. Nothing but tests uses it.
+pub async fn serve_handler<H: ServerHandler + Clone>(
+    host: Arc<dyn Host>,
+    settings: Settings,
+    handler: H,
+) -> Result<Server, ServeError> {
+    serve_with(host, settings, |_| handler).await
+}
+
+async fn serve_with<H: ServerHandler + Clone>(
+    host: Arc<dyn Host>,
+    settings: Settings,
+    handler: impl FnOnce(&App) -> H,
+) -> Result<Server, ServeError> {
     // First, so that a second daemon on the same folder changes nothing.
     let socket = settings.data.join(SOCKET_FILE);
     let unix = bind_private(&socket)
@@ -165,7 +184,8 @@ pub async fn serve(host: Arc<dyn Host>, settings: Settings) -> Result<Server, Se
         tracing::error!(error = ?error, "what boxes use is not charged; looked at again");
     }
 
-    let router = routes::router(app.clone(), hosts);
+    let handler = handler(&app);
+    let router = routes::router(app.clone(), hosts, handler);
     let mut listeners = JoinSet::new();
     listeners.spawn(retire::run(app.clone()));
     listeners.spawn(spending::run(app.clone()));

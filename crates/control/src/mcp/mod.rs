@@ -71,13 +71,17 @@ services and URLs that a person can open. sandbox_start makes one in about a sec
 sandbox_exec runs commands; sandbox_get reads files; sandbox_stop ends it. A box that nobody uses is frozen after 10 minutes with \
 everything kept, costs nothing while frozen, and thaws by itself at the next call: there is no need to stop one between two steps.";
 
-/// The service.
-pub(crate) fn service(
+/// Answers with our tools.
+pub(crate) fn handler(app: &App) -> Handler {
+    Handler { app: app.clone(), tools: Arc::new(tools()), named: Arc::new(Named::default()) }
+}
+
+/// The service, with whatever answers requests.
+pub(crate) fn service<H: ServerHandler + Clone>(
     app: &App,
     hosts: Hosts,
-) -> hosts::Guarded<StreamableHttpService<Handler, NeverSessionManager>> {
-    let handler =
-        Handler { app: app.clone(), tools: Arc::new(tools()), named: Arc::new(Named::default()) };
+    handler: H,
+) -> hosts::Guarded<StreamableHttpService<H, NeverSessionManager>> {
     let config = StreamableHttpServerConfig::default()
         // Ours says what is wrong and what to set.
         .disable_allowed_hosts()

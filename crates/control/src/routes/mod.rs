@@ -27,6 +27,7 @@ use axum::Router;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::Response;
+use rmcp::ServerHandler;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
@@ -105,10 +106,10 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
 }
 
 /// The whole interface, guarded.
-pub(crate) fn router(app: App, hosts: mcp::Hosts) -> Router {
+pub(crate) fn router<H: ServerHandler + Clone>(app: App, hosts: mcp::Hosts, tools: H) -> Router {
     let (router, _) = documented().split_for_parts();
     router
-        .route_service(mcp::PATH, mcp::service(&app, hosts))
+        .route_service(mcp::PATH, mcp::service(&app, hosts, tools))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(app.clone(), guard))

@@ -113,18 +113,23 @@ impl World {
 }
 
 pub(crate) async fn start(fake: &Arc<Fake>, data: &TempDir, edge: EdgeLimits) -> Server {
-    let settings = Settings {
+    let settings = Settings { edge, ..settings(data) };
+    control::serve(Arc::clone(fake) as _, settings).await.unwrap()
+}
+
+/// A control plane on any free port, with everything as it is unless said otherwise.
+pub(crate) fn settings(data: &TempDir) -> Settings {
+    Settings {
         data: data.path().to_owned(),
         listen: "127.0.0.1:0".into(),
         domain: "localhost".into(),
         public_url: None,
-        edge,
+        edge: EdgeLimits::default(),
         boxes: control::BoxSettings::default(),
         tls: None,
         trusted_proxies: Vec::new(),
         open_metrics: false,
-    };
-    control::serve(Arc::clone(fake) as _, settings).await.unwrap()
+    }
 }
 
 /// One request over a connection of its own.

@@ -2,6 +2,7 @@
 
 mod accounts;
 pub(crate) mod client;
+mod conformance;
 mod edge;
 mod events;
 mod execs;
