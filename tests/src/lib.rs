@@ -13,6 +13,7 @@ pub mod clients;
 pub mod far;
 pub mod filler;
 pub mod lab;
+pub mod load;
 pub mod lossy;
 pub mod mcp;
 pub mod net;

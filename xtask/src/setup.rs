@@ -81,7 +81,7 @@ const PACKAGES: [Package; 12] = [
 ];
 
 /// What the tests need besides.
-const TEST_PACKAGES: [Package; 9] = [
+const TEST_PACKAGES: [Package; 11] = [
     package("procps", Sign::Program("ps"), "the tests look at processes"),
     package("python3", Sign::Program("python3"), "serves as a machine far away in tests"),
     package(
@@ -98,6 +98,8 @@ const TEST_PACKAGES: [Package; 9] = [
     package("nodejs", Sign::Program("node"), "runs the example that holds a sandbox awake"),
     package("chromium", Sign::Program("chromium"), "opens boxes' pages as a person would"),
     package("git", Sign::Program("git"), "clones from a box as a program would"),
+    package("nginx", Sign::Program("nginx"), "stands beside the edge under load in tests"),
+    package("wrk", Sign::Program("wrk"), "makes that load"),
     package("golang-go", Sign::Program("go"), "builds the example that holds a sandbox awake"),
 ];
 

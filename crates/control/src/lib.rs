@@ -104,6 +104,7 @@ struct Inner {
     edge: EdgeLimits,
     proxies: edge::Proxies,
     machines: edge::Machines,
+    pool: edge::Pool,
     journal: journal::Journal,
     metrics: metrics::Metrics,
     open_metrics: bool,
@@ -158,6 +159,10 @@ impl App {
 
     fn machines(&self) -> &edge::Machines {
         &self.0.machines
+    }
+
+    fn pool(&self) -> &edge::Pool {
+        &self.0.pool
     }
 
     fn metrics(&self) -> &metrics::Metrics {

@@ -31,7 +31,7 @@ use crate::auth::Tokens;
 use crate::boxes::Boxes;
 use crate::catalogue::Catalogue;
 use crate::credit::Credit;
-use crate::edge::{Links, Machines, Proxies};
+use crate::edge::{Links, Machines, Pool, Proxies};
 use crate::failure::{ErrorCode, chain};
 use crate::journal::Journal;
 use crate::make::Making;
@@ -163,6 +163,7 @@ async fn serve_with<H: ServerHandler + Clone>(
         edge: settings.edge,
         proxies: Proxies(settings.trusted_proxies),
         machines: Machines::default(),
+        pool: Pool::default(),
         journal: Journal::new().map_err(ServeError::Start)?,
         metrics: Metrics::new(),
         open_metrics: settings.open_metrics,

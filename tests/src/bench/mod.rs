@@ -11,7 +11,7 @@
 //! | `wake`, `sleep`, `start`, `ready`, `copies`, `commands`, `timers`, `checkpoint`, `crowd`, `sleepers` | the figures |
 //! | `figure`, `report`, `conditions` | numbers, their table, and what they were measured on |
 
-mod api;
+pub(crate) mod api;
 mod checkpoint;
 mod commands;
 mod conditions;
@@ -24,7 +24,7 @@ mod ready;
 mod report;
 mod request;
 mod sleep;
-mod sleepers;
+pub(crate) mod sleepers;
 mod stage;
 mod start;
 mod timers;

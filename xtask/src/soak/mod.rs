@@ -12,6 +12,9 @@ use crate::{build, layout, process};
 /// Seed of what is chosen at random.
 const SEED: &str = "DORMOUSE_SOAK_SEED";
 
+/// Those that are held to times, and so run what a user has instead of what is quick to build.
+const HELD_TO_TIMES: [&str; 1] = ["edge-load"];
+
 /// One of them.
 struct Soak {
     /// As it is called on the command line.
@@ -142,6 +145,19 @@ const SOAKS: &[Soak] = &[
         environment: &[],
     },
     Soak {
+        name: "edge-load",
+        about: "32 connections through the edge, beside nginx in front of the same port: as fast, and a minute without an error",
+        package: "e2e",
+        program: "edge_load",
+        tests: "t17_no_request_of_a_load",
+        environment: &[
+            ("DORMOUSE_SOAK_EDGE_ROUNDS", "5"),
+            ("DORMOUSE_SOAK_EDGE_SECONDS", "10"),
+            ("DORMOUSE_SOAK_EDGE_STEADY_SECONDS", "60"),
+            ("DORMOUSE_SOAK_EDGE_SLEEPERS", "200"),
+        ],
+    },
+    Soak {
         name: "box-days",
         about: "10,000 simulated days of 100 boxes with random use: none frozen while held, none stopped early or unwarned",
         package: "lifecycle",
@@ -189,7 +205,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let names: Vec<_> = SOAKS.iter().map(|soak| soak.name).collect();
         Failure::new(format!("no soak `{name}`: there are {}", names.join(", ")))
     })?;
-    let programs = step("build the program and the guest agent", || build::build("dev"))?;
+    let profile = if HELD_TO_TIMES.contains(&soak.name) { "up" } else { "dev" };
+    let programs = step("build the program and the guest agent", || build::build(profile))?;
     step("image for tests", || build::test_image(&programs))?;
     let begun = Instant::now();
     let mut command = process::cargo();

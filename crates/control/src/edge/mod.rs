@@ -17,6 +17,7 @@ mod headers;
 mod limits;
 mod machines;
 mod peer;
+mod pool;
 mod proxy;
 mod refusal;
 mod stream;
@@ -36,6 +37,7 @@ pub(crate) use headers::upgrade;
 pub use limits::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub(crate) use machines::Machines;
 pub(crate) use peer::Proxies;
+pub(crate) use pool::Pool;
 pub(crate) use proxy::{connect, handle};
 pub(crate) use stream::Conversation;
 

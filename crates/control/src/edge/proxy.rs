@@ -1,7 +1,6 @@
 //! One request to a sandbox's port: held while it wakes, passed on, streamed back.
 //!
-//! Each request has a connection of its own. A pool would save a handshake over the tap, but a pooled connection can die
-//! in the moment it is used, and a request that was half sent may not be sent again.
+//! A request has a connection of its own, or one that another request has left and that may carry it ([`pool`](super::pool)).
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -15,11 +14,13 @@ use axum::http::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version}
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use tokio_util::sync::CancellationToken;
 
 use super::activity::Activity;
-use super::body::{AbortOnDrop, Answering, Asking, Exchange};
+use super::body::{Answering, Asking, Held};
 use super::headers::{Outside, forward, pass, upgrade};
 use super::limits::CONNECT_TIME_MAX;
+use super::pool::{self, Line, Visit, Wire};
 use super::refusal::{self, Form};
 use super::{Address, Conversation, Target, boxes, find};
 use crate::App;
@@ -29,6 +30,8 @@ use crate::server::Peer;
 
 /// Most bytes of an answer's head from a sandbox.
 const ANSWER_HEAD_BYTES_MAX: usize = 256 * 1024;
+/// The kind of an event stream.
+const EVENT_STREAM: &str = "text/event-stream";
 /// Most headers of an answer from a sandbox.
 const ANSWER_HEADERS_MAX: usize = 200;
 
@@ -106,19 +109,10 @@ async fn pass_held(
     hold: Answer<Box<dyn Hold>>,
 ) -> Result<Response<Body>, ApiError> {
     let machine = app.machines().end_of(id);
-    let (stream, woke_ms) = if passing.external {
-        (app.host().external(id)?, hold.woke_ms)
-    } else {
-        let connection = reach(app, id, port, caller.clone());
-        let limit = passing.patience.unwrap_or(CONNECT_TIME_MAX);
-        let connection = tokio::time::timeout(limit, connection).await.unwrap_or_else(|_| {
-            let text = format!("port {port} in the sandbox takes no connection yet");
-            Err(ApiError::new(Code::PortClosed, text))
-        })?;
-        (connection.value.stream, both(hold.woke_ms, connection.woke_ms))
-    };
+    let visit = (!passing.external).then(|| app.pool().visit(id, port));
 
     let wish = upgrade(request.headers());
+    let may_repeat = wish.is_none() && pool::may_repeat(&request);
     let client = wish.is_some().then(|| hyper::upgrade::on(&mut request));
     pass(request.headers_mut(), wish);
     forward(request.headers_mut(), port, &passing.outside);
@@ -127,32 +121,51 @@ async fn pass_held(
         path.parse::<Uri>().map_err(|_| ApiError::invalid("path", "not a path"))?;
     *request.version_mut() = Version::HTTP_11;
 
-    let (mut sender, wire) = http1::Builder::new()
-        .max_buf_size(ANSWER_HEAD_BYTES_MAX)
-        .max_headers(ANSWER_HEADERS_MAX)
-        .handshake(TokioIo::new(stream))
-        .await
-        .map_err(|error| bad_answer(&error, port, "does not speak HTTP/1"))?;
-    // Dropped with the request or its answer: a client that goes away ends the connection into the sandbox.
-    let wire = AbortOnDrop(tokio::spawn(wire.with_upgrades()).abort_handle());
     let activity = Activity::new();
     let (request, broke) = Asking::wrap(request, activity.clone());
-    let answered = sender.send_request(request);
-    let limit = app.edge().answer;
-    let mut response = tokio::select! {
-        answered = answered => answered.map_err(|error| {
+    let waiting = Waiting {
+        app,
+        id,
+        port,
+        passing,
+        hold: &*hold.value,
+        machine: &machine,
+        activity: &activity,
+    };
+    // Without a body alone.
+    let kept = visit.as_ref().filter(|_| may_repeat).and_then(Visit::take);
+    let (kept, request) = match kept.map(|line| (line, Asking::again(&request))) {
+        Some((line, Some(again))) => (waiting.repeatable(line, request).await?, again),
+        _ => (None, request),
+    };
+    let (mut response, line, woke_ms) = if let Some((response, line)) = kept {
+        (response, line, hold.woke_ms)
+    } else {
+        let (stream, woke_ms) = if passing.external {
+            (app.host().external(id)?, hold.woke_ms)
+        } else {
+            let connection = reach(app, id, port, caller.clone());
+            let limit = passing.patience.unwrap_or(CONNECT_TIME_MAX);
+            let connection =
+                tokio::time::timeout(limit, connection).await.unwrap_or_else(|_| {
+                    let text = format!("port {port} in the sandbox takes no connection yet");
+                    Err(ApiError::new(Code::PortClosed, text))
+                })?;
+            (connection.value.stream, both(hold.woke_ms, connection.woke_ms))
+        };
+        let mut line = open(stream, port, machine.clone()).await?;
+        if !may_repeat {
+            line.wire = line.wire.leave();
+        }
+        let Line { sender, wire, .. } = &mut line;
+        let answered = waiting.answered(wire.carry_for(sender.send_request(request))).await?;
+        let response = answered.map_err(|error| {
             if broke.is_set() {
                 return broken_body(&error);
             }
             bad_answer(&error, port, "broke off before it had answered")
-        })?,
-        () = machine.cancelled() => return Err(machine_ended(port)),
-        error = hold.value.stands_still() => return Err(error),
-        // Past the time in which requests hold it a box freezes under them (B9); nobody is held then (B19).
-        () = frozen(app, id), if passing.is_box => {
-            return Err(ApiError::new(Code::BoxFrozen, "the box was frozen before it had answered"));
-        }
-        () = activity.silence(limit) => return Err(too_late(port, limit)),
+        })?;
+        (response, line, woke_ms)
     };
 
     let switched = response.status() == StatusCode::SWITCHING_PROTOCOLS;
@@ -168,9 +181,10 @@ async fn pass_held(
             // Counted before the request has ended, so that there is no moment between.
             let counts = !passing.is_box;
             let conversation = Conversation::begin(app, id, port, caller, machine, counts).await?;
+            drop(visit);
             drop(hold);
             tokio::spawn(async move {
-                let _wire = wire;
+                let _line = line;
                 match tokio::try_join!(client, server) {
                     Ok((client, server)) => {
                         conversation.copy(TokioIo::new(client), TokioIo::new(server)).await;
@@ -187,11 +201,83 @@ async fn pass_held(
             "the server changed the protocol without being asked",
         )),
         (_, None) => {
-            let hold = standing(app, id, port, caller, response.headers(), hold.value).await?;
             let idle = app.host().connection_rules(id, port)?.idle.unwrap_or(app.edge().idle);
-            let exchange = Exchange::new(hold, wire);
-            Ok(response
-                .map(|body| Body::new(Answering::new(body, exchange, activity, idle, machine))))
+            let held = if is_event_stream(response.headers()) {
+                let hold = standing(app, id, port, caller).await?;
+                Held { line, may_keep: false, visit: None, hold }
+            } else {
+                Held { line, may_keep: may_repeat, visit, hold: Some(hold.value) }
+            };
+            let (parts, body) = response.into_parts();
+            let body = Answering::begin(body, held, activity, idle, machine).await;
+            Ok(Response::from_parts(parts, Body::new(body)))
+        }
+    }
+}
+
+/// Opens a connection for requests.
+async fn open(
+    stream: Box<dyn api::host::Duplex>,
+    port: u16,
+    machine: CancellationToken,
+) -> Result<Line, ApiError> {
+    let (sender, wire) = http1::Builder::new()
+        .max_buf_size(ANSWER_HEAD_BYTES_MAX)
+        .max_headers(ANSWER_HEADERS_MAX)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| bad_answer(&error, port, "does not speak HTTP/1"))?;
+    // Dropped with the request or its answer: a client that goes away ends the connection into the sandbox.
+    Ok(Line { sender, wire: Wire::Waiter(Box::pin(wire.with_upgrades())), machine })
+}
+
+/// Waiting for an answer, and for what ends the waiting.
+struct Waiting<'a> {
+    app: &'a App,
+    id: &'a api::SandboxId,
+    port: u16,
+    passing: &'a Passing<'a>,
+    hold: &'a dyn Hold,
+    machine: &'a CancellationToken,
+    activity: &'a Activity,
+}
+
+impl Waiting<'_> {
+    async fn answered<T>(&self, answer: impl Future<Output = T>) -> Result<T, ApiError> {
+        let Self { app, id, port, .. } = *self;
+        let limit = app.edge().answer;
+        tokio::select! {
+            answered = answer => Ok(answered),
+            () = self.machine.cancelled() => Err(machine_ended(port)),
+            error = self.hold.stands_still() => Err(error),
+            // Past the time in which requests hold it a box freezes under them (B9); nobody is held then (B19).
+            () = frozen(app, id), if self.passing.is_box => {
+                Err(ApiError::new(Code::BoxFrozen, "the box was frozen before it had answered"))
+            }
+            () = self.activity.silence(limit) => Err(too_late(port, limit)),
+        }
+    }
+
+    /// Sends what may be sent twice over a connection that was used before. `None`: that has ended.
+    async fn repeatable(
+        &self,
+        mut line: Line,
+        request: Request<Asking>,
+    ) -> Result<Option<(Response<Incoming>, Line)>, ApiError> {
+        let Line { sender, wire, .. } = &mut line;
+        let sent = async {
+            sender.ready().await?;
+            sender.send_request(request).await
+        };
+        match self.answered(wire.carry_for(sent)).await? {
+            Ok(response) => Ok(Some((response, line))),
+            Err(error) => {
+                tracing::debug!(
+                    error = chain(&error),
+                    "a connection had ended: sent again over a new one"
+                );
+                Ok(None)
+            }
         }
     }
 }
@@ -209,20 +295,19 @@ async fn frozen(app: &App, id: &api::SandboxId) {
     }
 }
 
-/// What holds the sandbox awake while its answer is passed on: the request itself; for an event stream, which nobody waits
-/// for, nothing (S2), or that it is open on a port of `awake_ports` (S4).
+/// Whether nobody waits for the end of an answer (S2).
+fn is_event_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    kind.get(..EVENT_STREAM.len()).is_some_and(|start| start.eq_ignore_ascii_case(EVENT_STREAM))
+}
+
+/// What holds the sandbox awake while an event stream goes on: nothing (S2), or that it is open on a port of `awake_ports` (S4).
 async fn standing(
     app: &App,
     id: &api::SandboxId,
     port: u16,
     caller: Caller,
-    headers: &HeaderMap,
-    request: Box<dyn api::host::Hold>,
-) -> Result<Option<Box<dyn api::host::Hold>>, ApiError> {
-    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    if !kind.to_ascii_lowercase().starts_with("text/event-stream") {
-        return Ok(Some(request));
-    }
+) -> Result<Option<Box<dyn Hold>>, ApiError> {
     if app.host().connection_rules(id, port)?.keeps_awake {
         let hold = app.host().hold(id, HoldKind::AwakeConnection, caller).await?;
         return Ok(Some(hold.value));

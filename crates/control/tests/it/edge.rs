@@ -11,9 +11,9 @@ use http_body_util::{BodyExt, Empty, Full, StreamBody};
 use hyper::body::{Body, Frame, Incoming};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest;
 
@@ -657,4 +657,112 @@ async fn one_connection_serves_many_requests() {
         assert_eq!(answer.status, status, "{path}");
     }
     let _: SocketAddr = world.address;
+}
+
+/// A server that tells its connections apart: each answer is the number of the connection and of the request on it. `/wait`
+/// is answered when told; `/leave` ends the connection without an answer, unless it is the first request on it.
+struct Numbering {
+    port: u16,
+    connections: watch::Receiver<usize>,
+    ended: watch::Receiver<usize>,
+    go_on: watch::Sender<bool>,
+}
+
+async fn numbering() -> Numbering {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (count, connections) = watch::channel(0);
+    let (count_ended, ended) = watch::channel(0);
+    let (go_on, may_go_on) = watch::channel(false);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            count.send_modify(|count| *count += 1);
+            let (number, mut may_go_on, ended) =
+                (*count.borrow(), may_go_on.clone(), count_ended.clone());
+            tokio::spawn(async move {
+                let mut stream = tokio::io::BufReader::new(stream);
+                let mut requests = 0;
+                'requests: loop {
+                    let (mut path, mut line) = (String::new(), String::new());
+                    loop {
+                        line.clear();
+                        if !stream.read_line(&mut line).await.is_ok_and(|read| read > 0) {
+                            break 'requests;
+                        }
+                        if path.is_empty() {
+                            path.push_str(line.split(' ').nth(1).unwrap());
+                        }
+                        if line == "\r\n" {
+                            break;
+                        }
+                    }
+                    requests += 1;
+                    match path.as_str() {
+                        "/wait" => drop(may_go_on.wait_for(|go_on| *go_on).await.unwrap()),
+                        "/leave" if requests > 1 => break,
+                        _ => {}
+                    }
+                    let body = format!("{number}.{requests}");
+                    let answer =
+                        format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
+                    stream.get_mut().write_all(answer.as_bytes()).await.unwrap();
+                }
+                ended.send_modify(|ended| *ended += 1);
+            });
+        }
+    });
+    Numbering { port, connections, ended, go_on }
+}
+
+async fn asked(world: &World, method: &str, host: &str, path: &str) -> String {
+    let request = Request::builder().method(method).uri(path).header("host", host);
+    let answer = world.send(request.body(Empty::<Bytes>::new()).unwrap()).await;
+    assert_eq!(answer.status, 200, "{method} {path}");
+    String::from_utf8(answer.body.to_vec()).unwrap()
+}
+
+/// Many at a time share connections, and none is open when the last has been answered.
+#[tokio::test]
+async fn s02_connections_are_shared_while_there_are_requests_and_end_with_the_last() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let mut server = numbering().await;
+    let host = world.link("web", server.port).await;
+    for number in 1..=2 {
+        assert_eq!(asked(&world, "GET", &host, "/").await, format!("{number}.1"), "alone");
+        server.ended.wait_for(|ended| *ended == number).await.unwrap();
+    }
+    let (waits, asks) = (asked(&world, "GET", &host, "/wait"), async {
+        server.connections.wait_for(|count| *count == 3).await.unwrap();
+        for request in 1..=5 {
+            assert_eq!(asked(&world, "GET", &host, "/").await, format!("4.{request}"));
+        }
+        // Never what may not be sent twice.
+        assert_eq!(asked(&world, "POST", &host, "/").await, "5.1");
+        assert_eq!(asked(&world, "HEAD", &host, "/").await, "");
+        assert_eq!(*server.connections.borrow(), 5);
+        server.go_on.send(true).unwrap();
+    });
+    let (waited, ()) = tokio::join!(waits, asks);
+    assert_eq!(waited, "3.1");
+    server.ended.wait_for(|ended| *ended == 5).await.unwrap();
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
+
+/// A connection that ends in the moment in which it is used again costs nobody his answer.
+#[tokio::test]
+async fn a_shared_connection_that_ends_costs_no_answer() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let mut server = numbering().await;
+    let host = world.link("web", server.port).await;
+    let (waits, asks) = (asked(&world, "GET", &host, "/wait"), async {
+        server.connections.wait_for(|count| *count == 1).await.unwrap();
+        assert_eq!(asked(&world, "GET", &host, "/").await, "2.1");
+        assert_eq!(asked(&world, "GET", &host, "/leave").await, "3.1");
+        assert_eq!(asked(&world, "GET", &host, "/").await, "3.2");
+        server.go_on.send(true).unwrap();
+    });
+    tokio::join!(waits, asks);
 }
