@@ -6,6 +6,7 @@ Argument: port. Waits for nothing but requests. The repository is /work/repo.git
 import base64
 import hashlib
 import http.server
+import json
 import os
 import struct
 import subprocess
@@ -29,7 +30,8 @@ class App(http.server.BaseHTTPRequestHandler):
         if path == "/":
             self.answer("text/html; charset=utf-8", PAGE)
         elif path == "/api":
-            self.answer("application/json", b'{"from": "the app"}')
+            seen = {"host": self.headers["Host"], "proto": self.headers["X-Forwarded-Proto"]}
+            self.answer("application/json", json.dumps(seen).encode())
         elif path == "/events":
             self.events()
         elif path == "/ws":

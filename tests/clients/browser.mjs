@@ -17,7 +17,8 @@ const browser = await chromium.launch({
   // Its own sandbox does not work for root; a container's shared memory is too small for it.
   args: ['--no-sandbox', '--disable-dev-shm-usage'],
 });
-const page = await browser.newPage({ locale: 'en-GB' });
+// Tests have certificates of their own.
+const page = await browser.newPage({ locale: 'en-GB', ignoreHTTPSErrors: true });
 
 let errors = [];
 let hosts = new Set();
@@ -44,7 +45,11 @@ async function open(url, title) {
   hosts = new Set();
   await page.goto(url, { timeout: 0 });
   await page.waitForFunction((title) => document.title === title, title, { timeout: 0 });
-  tell({ opened: { errors, hosts: [...hosts], text: await page.textContent('h1'), status } });
+  const [text, protocol] = await page.evaluate(() => [
+    document.querySelector('h1').textContent,
+    performance.getEntriesByType('navigation')[0].nextHopProtocol,
+  ]);
+  tell({ opened: { errors, hosts: [...hosts], text, protocol, status } });
 }
 
 // In the page, as the app's own scripts do.
@@ -58,7 +63,7 @@ async function use() {
       source.onerror = () => end('error');
     });
     const socket = await new Promise((resolve) => {
-      const socket = new WebSocket(`ws://${location.host}/ws`);
+      const socket = new WebSocket(`${location.origin.replace('http', 'ws')}/ws`);
       socket.onopen = () => socket.send('hello');
       socket.onmessage = (event) => resolve(event.data);
       socket.onerror = () => resolve('error');

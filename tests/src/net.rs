@@ -2,10 +2,24 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use crate::wait::WAIT_MAX;
+
+/// Makes a certificate for `localhost` and the links below it: the files of it and of its key.
+#[track_caller]
+pub fn certificate(folder: &Path) -> (String, String) {
+    let file = |name| folder.join(name).to_string_lossy().into_owned();
+    let (cert, key) = (file("cert.pem"), file("key.pem"));
+    let names = "subjectAltName=DNS:localhost,DNS:*.box.localhost";
+    let how = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj"];
+    // As a server's own, which is trusted for itself.
+    let what = ["/CN=localhost", "-addext", names, "-addext", "basicConstraints=critical,CA:FALSE"];
+    output("openssl", &[&how[..], &what, &["-keyout", &key, "-out", &cert]].concat());
+    (cert, key)
+}
 
 /// Names of the guests' taps in this network namespace.
 pub fn taps() -> Vec<String> {
@@ -85,12 +99,7 @@ pub fn ask(server: SocketAddr, method: &str, host: &str, path: &str) -> std::io:
 }
 
 /// Calls the daemon's interface over its local socket, once, with a fresh connection and no retries.
-pub fn call(
-    socket: &std::path::Path,
-    method: &str,
-    path: &str,
-    body: &str,
-) -> std::io::Result<Answer> {
+pub fn call(socket: &Path, method: &str, path: &str, body: &str) -> std::io::Result<Answer> {
     let mut stream = std::os::unix::net::UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(WAIT_MAX))?;
     let length = body.len();

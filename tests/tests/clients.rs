@@ -8,7 +8,7 @@ use e2e::boxes::{done, set_up, sh, start, view, wait_status};
 use e2e::clients::{self, Browser, name_here, run};
 use e2e::lab::{LISTEN, workspace};
 use e2e::mcp::token;
-use e2e::{Lab, isolated, net, test_name};
+use e2e::{Lab, isolated, net, test_name, until};
 use serde_json::{Value, json};
 
 /// The app's port, and that on which it comes up late.
@@ -44,6 +44,15 @@ fn app_box(lab: &Lab) -> (String, [String; 2]) {
     }
     sh(lab, &id, &format!("until ss -ltnH 'sport = :{now}' | grep -q . ; do sleep 0.1 ; done"));
     (id, [url(0), url(1)])
+}
+
+/// What the app answers its own page.
+fn answered(proto: &str) -> Value {
+    let body = json!({ "host": "127.0.0.1:8000", "proto": proto });
+    json!({
+        "fetch": { "status": 200, "kind": "application/json", "body": body },
+        "post": 200, "image": 404, "events": "an event", "socket": "hello",
+    })
 }
 
 /// Does something while a command runs in the box: it stays awake (B10).
@@ -99,7 +108,7 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
 
         // Awake, the app answers everybody.
         awake(lab, &id, || {
-            let json = r#"{"from": "the app"}"#;
+            let json = r#"{"host": "127.0.0.1:8000", "proto": "http"}"#;
             assert_eq!(curl(lab, &[], &api), ("200 application/json".into(), json.into()));
             let posted = curl(lab, &["--data", "a=b"], &url);
             assert_eq!(posted, ("200 text/plain".into(), "a=b".into()));
@@ -138,11 +147,7 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
         awake(lab, &id, || {
             browser.tell(&json!({ "do": "use" }));
             let used = browser.wait("used").0;
-            let expected = json!({
-                "fetch": { "status": 200, "kind": "application/json", "body": { "from": "the app" } },
-                "post": 200, "image": 404, "events": "an event", "socket": "hello",
-            });
-            assert_eq!(used, expected);
+            assert_eq!(used, answered("http"));
         });
 
         // What its page does by itself neither thaws the box nor is held.
@@ -160,7 +165,7 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
         // An app that comes up late: until then the waking page stands there, then the app, without anybody's doing.
         browser.tell(&json!({ "do": "open", "url": late, "title": "The app" }));
         // More than a connection is tried for after a thaw.
-        for nth in 1..=5 {
+        for nth in 1..=4 {
             let (title, _) = browser.wait("page");
             assert_eq!(title, "Waking this box…", "page {nth}");
         }
@@ -172,6 +177,41 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
             "{before:?}"
         );
         assert_eq!(opened["errors"], json!([]), "{before:?}");
+        browser.close();
+    });
+}
+
+#[test]
+fn t17_t18_b18_a_browser_over_https_with_http2_and_web_sockets() {
+    isolated(test_name!(), |lab| {
+        let (cert, key) = net::certificate(lab.scratch());
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "3"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "3"),
+            ],
+        );
+        lab.stop_daemon();
+        let tls = [("DORMOUSE_TLS_CERT", cert), ("DORMOUSE_TLS_KEY", key)];
+        lab.daemon_env.extend(tls.map(|(name, value)| (name.to_owned(), value)));
+        lab.launch();
+        let socket = lab.data().join("dormouse.sock");
+        until("the daemon answers", || net::call(&socket, "GET", "/v1/health", "").ok());
+        let (id, [url, _]) = app_box(lab);
+        let host = url.strip_prefix("https://").expect("over TLS").trim_end_matches('/');
+        wait_status(lab, &id, "frozen");
+        let mut browser = Browser::start(lab);
+        browser.tell(&json!({ "do": "open", "url": url, "title": "The app" }));
+        let (opened, before) = browser.wait("opened");
+        let expected = json!({
+            "text": "The app", "status": 200, "protocol": "h2", "hosts": [host], "errors": [],
+        });
+        assert_eq!(opened, expected, "{before:?}");
+        awake(lab, &id, || {
+            browser.tell(&json!({ "do": "use" }));
+            assert_eq!(browser.wait("used").0, answered("https"));
+        });
         browser.close();
     });
 }

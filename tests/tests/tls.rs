@@ -23,32 +23,7 @@ fn curl(arguments: &[&str]) -> (String, String) {
 #[test]
 fn t17_https_with_http2_to_the_interface_and_to_a_sandbox_that_sleeps() {
     isolated(test_name!(), |lab| {
-        let (cert, key) = (lab.scratch().join("cert.pem"), lab.scratch().join("key.pem"));
-        let (cert, key) = (cert.to_string_lossy().into_owned(), key.to_string_lossy().into_owned());
-        let names = "subjectAltName=DNS:localhost,DNS:*.box.localhost";
-        net::output(
-            "openssl",
-            &[
-                "req",
-                "-x509",
-                "-newkey",
-                "rsa:2048",
-                "-nodes",
-                "-days",
-                "2",
-                "-subj",
-                "/CN=localhost",
-                "-addext",
-                names,
-                // As a server's own, which is trusted for itself.
-                "-addext",
-                "basicConstraints=critical,CA:FALSE",
-                "-keyout",
-                &key,
-                "-out",
-                &cert,
-            ],
-        );
+        let (cert, key) = net::certificate(lab.scratch());
         lab.ok(&["sandboxes", "create", "--name", "web"]);
         lab.write_file("web", "/work/serve.py", LISTEN_PROGRAM);
         lab.ok(&[
