@@ -122,7 +122,7 @@ fn b09_b15_b16_b18_b19_t17_t18_clients_of_others_at_a_box_that_is_awake_and_froz
         // Frozen, programs are told so, and thaw nothing.
         wait_status(lab, &id, "frozen");
         let told = ("503 application/json".to_owned(), FROZEN.to_owned());
-        for arguments in [&[][..], &["--data", "a=b"], &["--http1.0"], &["--head"][..1]] {
+        for arguments in [&[][..], &["--data", "a=b"], &["--http1.0"], &["--head"]] {
             let (status, body) = curl(lab, arguments, &api);
             assert_eq!(status, told.0, "{arguments:?}");
             assert!(arguments == ["--head"] || body == told.1, "{arguments:?}: {body}");

@@ -72,3 +72,23 @@ impl Machines {
 fn lock(tokens: &Mutex<Tokens>) -> MutexGuard<'_, Tokens> {
     tokens.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b18_the_waking_page_stands_for_an_app_only_where_a_page_load_has_just_thawed_its_box() {
+        let machines = Machines::default();
+        let ids = ["aaaaaaaaaaaa", "bbbbbbbbbbbb"].map(|id| id.parse().expect("an id"));
+        machines.thaws(&ids[0]);
+        assert_eq!(ids.each_ref().map(|id| machines.comes_up(id)), [true, false]);
+        // Long ago is not just now, and what is long ago is forgotten.
+        let long_ago = Instant::now().checked_sub(COMES_UP_MAX).expect("the machine is up");
+        let thaws = || machines.thaws.lock().expect("nobody has panicked");
+        thaws().insert(ids[0].clone(), long_ago);
+        assert!(!machines.comes_up(&ids[0]));
+        machines.thaws(&ids[1]);
+        assert_eq!(thaws().len(), 1);
+    }
+}
