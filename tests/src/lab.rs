@@ -170,6 +170,16 @@ impl Lab {
         self.daemon.take().expect("a daemon was there").wait().expect("gone");
     }
 
+    /// Whether the daemon has ended by itself, in order; takes note of that. One that has ended otherwise fails the test.
+    #[track_caller]
+    pub fn has_ended_in_order(&mut self) -> bool {
+        let daemon = self.daemon.as_mut().expect("a daemon was there");
+        let Some(status) = daemon.try_wait().expect("state of the daemon") else { return false };
+        assert!(status.success(), "the daemon ended with {status}\n{}", self.daemon_log());
+        self.daemon = None;
+        true
+    }
+
     /// Asks the daemon to end and waits for it.
     #[track_caller]
     pub fn stop_daemon(&mut self) {

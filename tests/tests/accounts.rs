@@ -248,7 +248,7 @@ fn t13_secrets_are_in_the_environment_of_commands_and_nowhere_else() {
         acme.done("PUT", "/v1/secrets/OTHER", &json!({ "value": "not asked for" }));
         let unknown = json!({ "secrets": ["API_TOKEN", "MISSING"] });
         let (status, text) = acme.refused("POST", "/v1/boxes", &unknown);
-        assert_eq!((status, text.contains("`MISSING`")), (400, true), "{text}");
+        assert_eq!((status, text.contains("`MISSING`")), (422, true), "{text}");
         let mut spec = web();
         spec["secrets"] = json!(["API_TOKEN"]);
         let started = acme.start(&spec);

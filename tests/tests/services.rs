@@ -257,6 +257,6 @@ fn b10_b15_b17_t10_links_between_boxes() {
             "/v1/boxes",
             &json!({ "services": [{ "name": "x", "port": 1, "fromBox": "aaaaaaaaaaaa" }] }),
         );
-        assert_eq!(status, 400, "{refused}");
+        assert_eq!(status, 422, "{refused}");
     });
 }

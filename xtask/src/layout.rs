@@ -79,6 +79,11 @@ pub(crate) fn clients() -> PathBuf {
     target().join("clients")
 }
 
+/// Schemathesis, which tries the interface in the tests: made once, kept between runs.
+pub(crate) fn schemathesis() -> PathBuf {
+    target().join("schemathesis")
+}
+
 /// Images for tests: made once, kept between runs.
 pub(crate) fn test_images() -> PathBuf {
     env::var_os("DORMOUSE_IMAGES").map_or_else(|| test_root().join("images"), PathBuf::from)

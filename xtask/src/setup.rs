@@ -87,7 +87,7 @@ const TEST_PACKAGES: [Package; 11] = [
     package(
         "python3-venv",
         Sign::Module("ensurepip"),
-        "installs the tests' S3 server and protocol client",
+        "installs the tests' S3 server, protocol client and tester of the interface",
     ),
     package(
         "libfaketime",
@@ -106,10 +106,11 @@ const TEST_PACKAGES: [Package; 11] = [
 /// Programs of Python that the tests need, with all they need, each in one version: what it is, the list (relative to the repository),
 /// and where it goes.
 type Python = (&'static str, &'static str, fn() -> std::path::PathBuf);
-const PYTHON: [Python; 3] = [
+const PYTHON: [Python; 4] = [
     ("S3 server", "tests/s3-server.txt", layout::s3_server),
     ("client of the Model Context Protocol", "tests/mcp-client.txt", layout::mcp_client),
     ("Node.js", "tests/node.txt", layout::node),
+    ("tester of the interface", "tests/schemathesis.txt", layout::schemathesis),
 ];
 
 /// The programs of npm that the tests need, each in one version: `package.json` and its lock file, relative to the repository.

@@ -75,13 +75,18 @@ pub enum Code {
     WakeFailed,
     /// It did not come in time: 504, retryable.
     Timeout,
+    /// The request is well formed, and asks for what cannot be: it names what is not there, names something twice, or gives a
+    /// time that has passed: 422.
+    Unprocessable,
+    /// The path is a connection (WebSocket, forward), and the request asks for none: 426.
+    UpgradeRequired,
     /// A fault of Dormouse; the log of the daemon has it: 500.
     Internal,
 }
 
 impl Code {
     /// Every code, for documents and tests.
-    pub const ALL: [Self; 35] = [
+    pub const ALL: [Self; 37] = [
         Self::InvalidRequest,
         Self::Unauthorized,
         Self::Forbidden,
@@ -116,6 +121,8 @@ impl Code {
         Self::SleepFailed,
         Self::WakeFailed,
         Self::Timeout,
+        Self::Unprocessable,
+        Self::UpgradeRequired,
         Self::Internal,
     ];
 
@@ -144,7 +151,8 @@ impl Code {
             | Self::WrongFileType
             | Self::Needed => 409,
             Self::TooLarge => 413,
-            Self::CannotStart | Self::ProgramNotFound => 422,
+            Self::CannotStart | Self::ProgramNotFound | Self::Unprocessable => 422,
+            Self::UpgradeRequired => 426,
             Self::PlanLimit => 429,
             Self::Internal => 500,
             Self::PortClosed | Self::BadAnswer => 502,
@@ -198,6 +206,11 @@ impl ApiError {
     /// A field of the request is wrong.
     pub fn invalid(field: &str, error: impl Into<String>) -> Self {
         Self { field: Some(field.to_owned()), ..Self::new(Code::InvalidRequest, error) }
+    }
+
+    /// A field of the request is well formed, and asks for what cannot be.
+    pub fn unprocessable(field: &str, error: impl Into<String>) -> Self {
+        Self { field: Some(field.to_owned()), ..Self::new(Code::Unprocessable, error) }
     }
 
     /// Adds what would be right or what to do.
@@ -273,7 +286,9 @@ mod tests {
             Code::SleepFailed => 31,
             Code::WakeFailed => 32,
             Code::Timeout => 33,
-            Code::Internal => 34,
+            Code::Unprocessable => 34,
+            Code::UpgradeRequired => 35,
+            Code::Internal => 36,
         };
         for (index, code) in Code::ALL.into_iter().enumerate() {
             assert_eq!(place(code), index);

@@ -212,7 +212,10 @@ const SIGNALS: [(&str, i32); 31] = [
 
 /// The number of a signal given as `TERM`, `SIGTERM` or `15` (1-64); `None`: there is no such signal.
 pub fn signal_number(text: &str) -> Option<i32> {
-    if let Ok(number) = text.parse::<i32>() {
+    // One way to write each number: no sign, no leading zero.
+    if let Ok(number) = text.parse::<i32>()
+        && !text.starts_with(['+', '0'])
+    {
         return (1..=64).contains(&number).then_some(number);
     }
     let name = text.strip_prefix("SIG").unwrap_or(text);
@@ -229,7 +232,7 @@ mod tests {
         check("TERM", Some(15));
         check("SIGKILL", Some(9));
         check("34", Some(34));
-        for bad in ["0", "65", "-9", "term", "SIG", "", "SIGSIGTERM"] {
+        for bad in ["0", "+15", "015", "65", "-9", "term", "SIG", "", "SIGSIGTERM"] {
             check(bad, None);
         }
     }

@@ -37,12 +37,14 @@ pub(crate) struct Grant {
     pub(crate) account: String,
     /// What it opens.
     pub(crate) scope: Scope,
+    /// The key that came with it; `None` over the local socket, which needs none.
+    pub(crate) key: Option<String>,
 }
 
 impl Grant {
     /// Of whoever may open the local socket.
     pub(crate) fn local() -> Self {
-        Self { account: ACCOUNT_DEFAULT.to_owned(), scope: Scope::Admin }
+        Self { account: ACCOUNT_DEFAULT.to_owned(), scope: Scope::Admin, key: None }
     }
 
     /// The same for the account that [`ACCOUNT_HEADER`] names, which only an operator may do for another than his own.
@@ -150,7 +152,11 @@ impl Tokens {
             }
         }
         match found {
-            Some(token) => Ok(Grant { account: token.account.clone(), scope: token.scope }),
+            Some(token) => Ok(Grant {
+                account: token.account.clone(),
+                scope: token.scope,
+                key: Some(token.id.clone()),
+            }),
             None => unauthorized("the token is not known"),
         }
     }
@@ -247,7 +253,7 @@ mod tests {
 
     #[test]
     fn b43_a_key_for_boxes_opens_boxes_alone() {
-        let boxes = Grant { account: "acme".to_owned(), scope: Scope::Boxes };
+        let boxes = Grant { account: "acme".to_owned(), scope: Scope::Boxes, key: None };
         for open in ["/v1/boxes", "/v1/boxes/x/exec", "/v1/agents/a/leave", "/v1/secrets", "/mcp"] {
             assert_eq!(boxes.check(open), Ok(()), "{open}");
         }

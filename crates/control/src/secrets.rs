@@ -129,13 +129,13 @@ impl Secrets {
         if !missing.is_empty() {
             let names: Vec<_> = missing.iter().map(|name| format!("`{name}`")).collect();
             let text = format!("`{field}`: no secret is stored under {}", names.join(", "));
-            return Err(ApiError::invalid(field, text)
+            return Err(ApiError::unprocessable(field, text)
                 .hint("store it with `PUT /v1/secrets/{name}` or `dormouse secrets set`; `GET /v1/secrets` lists them"));
         }
         let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len() + 2).sum();
         if bytes > SECRETS_BYTES_MAX {
             let text = format!("`{field}`: {bytes} bytes of secrets");
-            return Err(ApiError::invalid(field, text)
+            return Err(ApiError::unprocessable(field, text)
                 .hint(format!("a box has at most {SECRETS_BYTES_MAX} bytes of them")));
         }
         Ok(())

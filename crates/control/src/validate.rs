@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use api::ApiError;
 use api::checkpoint::EVERY_SECONDS_RANGE;
 use api::drive::{AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_RANGE, DRIVES_MAX};
 use api::exec::{ARGUMENT_BYTES_MAX, ExecRequest};
@@ -14,19 +13,20 @@ use api::sandbox::{
     SLEEP_NOTICE_MS_MAX, SleepRequest, SleepTier, UpdateSandbox,
 };
 use api::terminal::{TERMINAL_SIDE_RANGE, TerminalRequest, TerminalSize};
+use api::{ApiError, Code};
 
 /// Most bytes of a path in a guest: Linux's own limit.
 const PATH_BYTES_MAX: usize = 4096;
 /// Most characters of a label's key.
-const LABEL_KEY_CHARS_MAX: usize = 63;
-/// Most bytes of a label's value.
-const LABEL_VALUE_BYTES_MAX: usize = 255;
+pub(crate) const LABEL_KEY_CHARS_MAX: usize = 63;
+/// Most characters of a label's value.
+pub(crate) const LABEL_VALUE_CHARS_MAX: usize = 255;
 /// The longest time-out of a command, milliseconds: a week. Longer work needs none.
-const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
+pub(crate) const TIMEOUT_MS_MAX: u64 = 7 * 24 * 60 * 60 * 1000;
 /// Most bytes of arguments: with the environment they must stay under the kernel's 2 MiB.
 const ARGV_BYTES_MAX: usize = 1024 * 1024;
 /// Most characters of the name of a kind of terminal.
-const TERM_CHARS_MAX: usize = 64;
+pub(crate) const TERM_CHARS_MAX: usize = 64;
 /// The last second that is a time here: any later one may be of the year 10000 somewhere on earth.
 const TIME_MAX: &str = "9999-12-30T22:00:00Z";
 /// What a name looks like.
@@ -103,7 +103,8 @@ pub(crate) fn attached(drives: &[AttachDrive], volumes: &[AttachVolume]) -> Resu
     let count = drives.len() + volumes.len();
     if count > DRIVES_MAX {
         let field = if drives.is_empty() { "volumes" } else { "drives" };
-        let error = ApiError::invalid(field, format!("`{field}`: {count} drives and volumes"));
+        let text = format!("`{field}`: {count} drives and volumes");
+        let error = ApiError::unprocessable(field, text);
         return Err(error.hint(format!("at most {DRIVES_MAX} together")));
     }
     let drives = drives.iter().map(|drive| ("drives", &drive.name, &drive.path));
@@ -114,13 +115,16 @@ pub(crate) fn attached(drives: &[AttachDrive], volumes: &[AttachVolume]) -> Resu
         let field = format!("{kind}[{number}].name");
         name(&field, given)?;
         if seen.iter().any(|(other, name, _)| *other == kind && *name == given) {
-            return Err(ApiError::invalid(&field, format!("`{field}`: `{given}` is there twice")));
+            return Err(ApiError::unprocessable(
+                &field,
+                format!("`{field}`: `{given}` is there twice"),
+            ));
         }
         let field = format!("{kind}[{number}].path");
         mount_path(&field, at)?;
         if seen.iter().any(|(_, _, other)| parts(other).eq(parts(at))) {
             let text = format!("`{field}`: another drive or volume has this path");
-            return Err(ApiError::invalid(&field, text));
+            return Err(ApiError::unprocessable(&field, text));
         }
         seen.push((kind, given, at));
     }
@@ -144,7 +148,9 @@ fn mount_path(field: &str, given: &str) -> Result<(), ApiError> {
     };
     if NOT_IN.iter().any(within) || NOT_AT.iter().any(|folder| parts(folder).eq(parts(given))) {
         let text = format!("`{field}`: the system needs this folder itself");
-        return Err(ApiError::invalid(field, text).hint("a folder of its own, such as `/data`"));
+        return Err(
+            ApiError::unprocessable(field, text).hint("a folder of its own, such as `/data`")
+        );
     }
     Ok(())
 }
@@ -238,7 +244,7 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
     env(&request.env)?;
     if let Some(user) = &request.user
         && (user.is_empty()
-            || user.len() > NAME_CHARS_MAX
+            || user.chars().count() > NAME_CHARS_MAX
             || user.bytes().any(|byte| byte <= b' ' || byte == b':'))
     {
         return Err(
@@ -465,12 +471,12 @@ fn policy(policy: &PolicyPatch) -> Result<(), ApiError> {
         };
         if at.starts_with("9999-12-3") && at.parse::<jiff::Timestamp>().is_err() {
             let text = "`expires_at`: later than a time can be told";
-            return Err(ApiError::invalid("expires_at", text)
+            return Err(ApiError::unprocessable("expires_at", text)
                 .hint(format!("at the latest {TIME_MAX}{OR_NEVER}")));
         }
         let time: jiff::Timestamp = at.parse().map_err(|_| wrong("not a time"))?;
         if time <= jiff::Timestamp::now() {
-            return Err(wrong("this time has passed"));
+            return Err(ApiError { code: Code::Unprocessable, ..wrong("this time has passed") });
         }
     }
     Ok(())
@@ -511,13 +517,13 @@ fn labels(labels: &BTreeMap<String, String>) -> Result<(), ApiError> {
                 .hint("1-63 characters of a-z, A-Z, 0-9, `-`, `_`, `.` and `/`"));
         }
         // A comma would make the filter of the list ambiguous.
-        if value.len() > LABEL_VALUE_BYTES_MAX
+        if value.chars().count() > LABEL_VALUE_CHARS_MAX
             || value.contains(',')
             || value.chars().any(char::is_control)
         {
             let field = format!("labels.{key}");
             return Err(ApiError::invalid(&field, format!("`{field}`: not a value"))
-                .hint("at most 255 bytes, without `,` and control characters"));
+                .hint("at most 255 characters, without `,` and control characters"));
         }
     }
     Ok(())

@@ -286,7 +286,7 @@ impl Daemon {
 /// An image that cannot be used, for a client.
 pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
     tracing::debug!(error = chain(error), "an image cannot be used");
-    ApiError::invalid("image", without_paths(&chain(error)))
+    ApiError::unprocessable("image", without_paths(&chain(error)))
         .hint("`dormouse images build` makes the default image")
 }
 

@@ -92,7 +92,7 @@ impl Daemon {
             let name = &uses[at].name;
             let error = self.drive_error(&format!("drives[{at}].name"), name, &error);
             // What is not there is no place that was asked for, but a field that is wrong.
-            let code = if error.code == Code::NotFound { Code::InvalidRequest } else { error.code };
+            let code = if error.code == Code::NotFound { Code::Unprocessable } else { error.code };
             ApiError { code, ..error }
         })?;
         let volumes = self.claim_volumes(id, &uses)?;
@@ -118,7 +118,9 @@ impl Daemon {
         });
         if own.len() + volumes.len() > DRIVES_MAX {
             let text = format!("{} drives and {} volumes", own.len(), volumes.len());
-            return Err(ApiError::invalid("drives", text).hint(format!("at most {DRIVES_MAX}")));
+            return Err(
+                ApiError::unprocessable("drives", text).hint(format!("at most {DRIVES_MAX}"))
+            );
         }
         let (uses, claim) = self.claim_all(handle.id(), own, &volumes)?;
         let mut done = Ok(());

@@ -272,12 +272,12 @@ pub(crate) fn guest_error(error: GuestError) -> ApiError {
                 | FailureCode::Symlink => Code::WrongFileType,
                 FailureCode::Permission | FailureCode::ReadOnly => Code::PermissionDenied,
                 FailureCode::NoSpace => Code::NoSpace,
-                FailureCode::Invalid
-                | FailureCode::UnknownUser
-                | FailureCode::BadCwd
-                | FailureCode::OutsideTree
-                | FailureCode::BadArchive
-                | FailureCode::CrossDevice => Code::InvalidRequest,
+                FailureCode::Invalid | FailureCode::OutsideTree | FailureCode::BadArchive => {
+                    Code::InvalidRequest
+                }
+                FailureCode::UnknownUser | FailureCode::BadCwd | FailureCode::CrossDevice => {
+                    Code::Unprocessable
+                }
                 FailureCode::Refused => Code::PortClosed,
                 FailureCode::TooLarge => Code::TooLarge,
                 FailureCode::TooMany | FailureCode::NoResources => Code::NoCapacity,

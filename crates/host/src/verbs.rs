@@ -25,7 +25,7 @@ use api::usage::Usage;
 use api::{ApiError, Code, Event, SandboxId};
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt, stream};
 use lifecycle::{Call, CallKind};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, ReadBuf};
 use tokio::net::TcpStream;
@@ -620,7 +620,10 @@ impl Host for Daemon {
         let ready = self.call(id, CallKind::Files, "a copy of its files").await?;
         // Asked first, so that a path that does not exist is an answer and not a broken stream.
         stat(&ready.link, path).await?;
-        let download = ready.link.tree_read(path).map_err(guest_error)?;
+        let mut download = ready.link.tree_read(path).map_err(guest_error)?;
+        // And its first piece, so that what is no folder is one too.
+        let first = download.try_next().await.map_err(guest_error)?;
+        let download = stream::iter(first.map(Ok)).chain(download);
         let bytes = StreamReader::new(download.map_err(io::Error::from));
         let Ready { guard, woke_ms, .. } = ready;
         Ok(Answer { value: Box::new(Held { inner: bytes, _guard: guard }), woke_ms })
@@ -682,7 +685,7 @@ impl Daemon {
     async fn create_from_snapshot(&self, new: NewSandbox, name: &str) -> Result<Sandbox, ApiError> {
         let (note, parts) = self.snapshots.get(name).map_err(|error| match error {
             SnapshotError::Missing => {
-                ApiError::invalid("snapshot", format!("there is no snapshot `{name}`"))
+                ApiError::unprocessable("snapshot", format!("there is no snapshot `{name}`"))
                     .hint("`dormouse snapshots list` shows what there is")
             }
             error => snapshot_error(&error),
@@ -737,7 +740,7 @@ impl Daemon {
             discard(&files);
             if self.snapshots.get(name).is_err() {
                 let text = format!("the snapshot `{name}` was deleted while it was being copied");
-                return Err(ApiError::invalid("snapshot", text));
+                return Err(ApiError::unprocessable("snapshot", text));
             }
             if crate::sandbox::work::is_full(&error) {
                 return Err(no_space("the host's disk has no room for a copy"));

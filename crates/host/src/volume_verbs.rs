@@ -62,7 +62,7 @@ impl Daemon {
             let before = uses[..at].iter().filter(|other| other.kind == DriveKind::Volume).count();
             let field = format!("volumes[{before}].name");
             let error = self.volume_error(&field, &uses[at].name, &error);
-            let code = if error.code == Code::NotFound { Code::InvalidRequest } else { error.code };
+            let code = if error.code == Code::NotFound { Code::Unprocessable } else { error.code };
             ApiError { code, ..error }
         })
     }

@@ -166,6 +166,14 @@ const SOAKS: &[Soak] = &[
         environment: &[("DORMOUSE_BOX_DAYS", "10000"), ("DORMOUSE_BOXES", "100")],
     },
     Soak {
+        name: "fuzz",
+        about: "the whole interface against its document, by schemathesis: 50 random requests for each operation, and sequences of them",
+        package: "e2e",
+        program: "fuzz",
+        tests: "every_operation_keeps_what_the_document_promises",
+        environment: &[("DORMOUSE_SOAK_FUZZ_EXAMPLES", "50")],
+    },
+    Soak {
         name: "network",
         about: "connections over IPv4 and IPv6, idle for ten minutes in each tier, a keepalive probe each 5 s: all answered, no wake",
         package: "e2e",

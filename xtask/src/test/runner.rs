@@ -124,6 +124,7 @@ fn with_environment(command: &mut Command) -> &mut Command {
         .env("DORMOUSE_S3_SERVER", layout::s3_server().join("bin/moto_server"))
         .env("DORMOUSE_MCP_PYTHON", layout::mcp_client().join("bin/python"))
         .env("DORMOUSE_CLIENTS", layout::clients())
+        .env("DORMOUSE_SCHEMATHESIS", layout::schemathesis().join("bin/schemathesis"))
         .env("DORMOUSE_E2E", layout::test_root())
         .env("DORMOUSE_TEST_IMAGE", layout::test_images().join("default"))
 }

@@ -151,7 +151,8 @@ async fn read(
     let id = &acting.record.id;
     let view = app.host().exec_view(id, exec_id).await?.value;
     if offset > view.stdout_bytes {
-        return Err(validate::out_of_range("offset", offset, 0, view.stdout_bytes).into());
+        let error = validate::out_of_range("offset", offset, 0, view.stdout_bytes);
+        return Err(ApiError { code: Code::Unprocessable, ..error }.into());
     }
     // Held as a whole by the call itself.
     let from = OutputFrom { stdout: Some(offset), stderr: None, follow: true, hold: true };

@@ -44,7 +44,7 @@ pub(crate) use record::{BoxRecord, Ended};
 pub(crate) use room::{Claim, claim, no_credit};
 pub(crate) use secrets::add_secrets;
 pub(crate) use services::{first_service, target_of};
-pub(crate) use start::{Asked, NewBox, start};
+pub(crate) use start::{Asked, NAMES_MAX, NewBox, start};
 pub(crate) use view::{events, list, rfc3339, status};
 pub(crate) use wire::wire;
 

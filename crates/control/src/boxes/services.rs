@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
 
-use api::ApiError;
 use api::boxes::start::{AGENT_PORTS, SERVICES_MAX, ServiceSpec, StartBox};
 use api::boxes::view::ServiceView;
 use api::boxes::wiring::{Wire, WireTo, Wiring};
+use api::{ApiError, Code};
 
 use super::BoxRecord;
 use crate::App;
@@ -42,7 +42,7 @@ pub(super) fn check(services: &[ServiceSpec]) -> Result<(), ApiError> {
                 "`{field}`: {} overlaps with {} of services[{other}] on port {}",
                 service.name, services[other].name, service.port
             );
-            return Err(ApiError::invalid(&field, text)
+            return Err(ApiError::unprocessable(&field, text)
                 .hint("an address leads to one service on each port"));
         }
         if let Some(other) = seen.insert((&service.name, service.port), place) {
@@ -51,7 +51,7 @@ pub(super) fn check(services: &[ServiceSpec]) -> Result<(), ApiError> {
                 "`{field}`: {}:{} is declared by services[{other}] already",
                 service.name, service.port
             );
-            return Err(ApiError::invalid(&field, text).hint("each name and port once"));
+            return Err(ApiError::unprocessable(&field, text).hint("each name and port once"));
         }
     }
     Ok(())
@@ -124,7 +124,8 @@ pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
     let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
     let host = authority.host().trim_start_matches('[').trim_end_matches(']');
     if is_this_machine(host) {
-        return Err(wrong("it leads to this host itself, which boxes do not reach"));
+        let error = wrong("it leads to this host itself, which boxes do not reach");
+        return Err(ApiError { code: Code::Unprocessable, ..error });
     }
     if authority.as_str().contains('@') {
         return Err(wrong("it has credentials"));

@@ -22,7 +22,7 @@ const TRY_EVERY: Duration = Duration::from_secs(15);
 /// Languages that every box has; naming them changes nothing (T4).
 const ALWAYS_THERE: [&str; 6] = ["go", "node", "nodejs", "python", "python3", "python-3.11"];
 /// Most names of secrets and toolchains.
-pub(super) const NAMES_MAX: usize = 64;
+pub(crate) const NAMES_MAX: usize = 64;
 
 /// How a start is asked for, beside what is asked for.
 #[derive(Default)]
@@ -272,8 +272,11 @@ fn check_links(app: &App, who: &Who, request: &StartBox) -> Result<(), ApiError>
         let lives = record.is_some_and(|box_| box_.account == who.account && box_.ended.is_none());
         if !lives {
             let field = format!("services[{place}].fromBox");
-            return Err(ApiError::invalid(&field, format!("`{field}`: there is no such box"))
-                .hint("sandbox_list (GET /v1/boxes) shows the boxes that there are"));
+            return Err(ApiError::unprocessable(
+                &field,
+                format!("`{field}`: there is no such box"),
+            )
+            .hint("sandbox_list (GET /v1/boxes) shows the boxes that there are"));
         }
     }
     Ok(())
@@ -290,7 +293,7 @@ fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiE
         let place = always.len();
         let field = format!("toolchains[{place}]");
         let text = format!("`toolchains`: this host's image has no toolchain `{name}`");
-        return Err(ApiError::invalid(&field, text)
+        return Err(ApiError::unprocessable(&field, text)
             .hint("leave it out; Python 3.11 is there without being named, others can be installed in the box"));
     }
     Ok((!always.is_empty()).then(|| {

@@ -48,7 +48,7 @@ pub(crate) async fn wire(
             .into());
     }
     if external && record.spec.external_base_url.is_none() {
-        return Err(ApiError::invalid("mode", "this box has no externalBaseUrl")
+        return Err(ApiError::unprocessable("mode", "this box has no externalBaseUrl")
             .hint("it is given at the start: sandbox_start with `externalBaseUrl`")
             .into());
     }

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::execs::parse_signal;
+use super::upgrade_required;
 use crate::App;
 use crate::answer::add_wake;
 use crate::failure::Failure;
@@ -67,10 +68,11 @@ pub(crate) async fn attach(
     Query(query): Query<AttachQuery>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
-    let upgrade = upgrade.map_err(|_| {
-        ApiError::invalid("Upgrade", "this path is a WebSocket")
-            .hint("`GET …/output` reads the same bytes without one")
-    })?;
+    let Ok(upgrade) = upgrade else {
+        let error = ApiError::new(Code::UpgradeRequired, "this path is a WebSocket");
+        let hint = "`GET …/output` reads the same bytes without one";
+        return Ok(upgrade_required("websocket", error.hint(hint)));
+    };
     let from = OutputFrom {
         stdout: Some(query.stdout.unwrap_or(0)),
         stderr: Some(query.stderr.unwrap_or(0)),

@@ -154,7 +154,7 @@ async fn from_timelines(app: &App, since_ms: u64) -> Result<Vec<Event>, ApiError
 /// the `id` of the last event received. Some ten thousand events are kept for that. After a restart of the daemon it goes on
 /// from the timelines of the sandboxes that there are: an event of the very millisecond may come again, none is left out.
 /// Where some are missing, because a client is further behind than that or the host's clock was set back meanwhile, an event `events.lost` says so in its place: read
-/// the timelines of single sandboxes again. A comment every 15 s says that the stream lives. Wakes nothing.
+/// the timelines of single sandboxes again. A `Last-Event-ID` that is none of this stream counts as one that is too far behind. A comment every 15 s says that the stream lives. Wakes nothing.
 #[utoipa::path(
     get, path = "/v1/events", tag = "events", operation_id = "follow_events",
     params(
@@ -175,14 +175,21 @@ pub(crate) async fn of_all(
                 .hint("the `id` of an event as it was received, such as `5f0c9d21-7-1796000000123`")
         })
     };
-    let place = match (last_event_id(&headers)?, &query.after) {
-        (Some(id), _) => place(LAST_EVENT_ID, id)?,
-        (None, Some(after)) => place("after", after)?,
-        (None, None) => app.journal().end(),
+    let end = app.journal().end();
+    // A client that goes on by itself would give up for good if it were refused: it is told that something is missing.
+    let unknown = headers.get(LAST_EVENT_ID).map(|id| id.to_str().ok()?.parse::<Place>().ok());
+    // Checked where it is beaten, too.
+    let after = query.after.as_deref().map(|after| place("after", after)).transpose()?;
+    let place = match unknown {
+        Some(place) => place.unwrap_or(end),
+        None => after.unwrap_or(end),
     };
     let newest = app.journal().watch();
     let mut start =
         FollowAll { app: app.clone(), place, ready: VecDeque::new(), newest, read: HashMap::new() };
+    if unknown == Some(None) {
+        start.ready.push_back(Piece::Lost(None, end));
+    }
     let since = place.since().filter(|_| !app.journal().knows(place));
     // Where the clock was set back meanwhile, times do not tell what came after: the journal says that something is missing.
     if let Some(since) = since.filter(|since| *since <= now_ms() + SET_BACK_MIN_MS) {
@@ -247,7 +254,7 @@ pub(crate) async fn of_all(
 fn lost(missing: Option<u64>, place: Place) -> sse::Event {
     let text = match missing {
         Some(missing) => format!("{missing} events are missing here"),
-        None => "the daemon was restarted, and events before that are missing here".to_owned(),
+        None => "events before this are missing here".to_owned(),
     };
     let data = serde_json::json!({ "type": LOST, "missing": missing, "text": text });
     sse::Event::default().id(place.to_string()).event(LOST).data(data.to_string())

@@ -149,7 +149,8 @@ pub(crate) async fn output(
         Output::Stderr => view.value.stderr_bytes,
     };
     if offset > end {
-        return Err(validate::out_of_range("offset", offset, 0, end).into());
+        let error = validate::out_of_range("offset", offset, 0, end);
+        return Err(ApiError { code: Code::Unprocessable, ..error }.into());
     }
     let (stdout, stderr) = match which {
         Output::Stdout => (Some(offset), None),

@@ -22,6 +22,8 @@ use crate::validate;
 const READ_BYTES: usize = 64 * 1024;
 /// Most permission bits: set-user-id, set-group-id and sticky, too.
 const MODE_MAX: u32 = 0o7777;
+/// Most digits of them, with a zero before them.
+const MODE_CHARS_MAX: usize = 5;
 
 /// Which file.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
@@ -161,7 +163,7 @@ pub(crate) async fn remove(
 ) -> Result<Response, Failure> {
     validate::path("path", &query.path)?;
     if query.path.bytes().all(|byte| byte == b'/') {
-        return Err(ApiError::invalid("path", "`path`: the whole disk cannot be removed")
+        return Err(ApiError::unprocessable("path", "`path`: the whole disk cannot be removed")
             .hint("delete the sandbox")
             .into());
     }
@@ -286,7 +288,12 @@ pub(crate) async fn write_tree(
 }
 
 fn read_mode(text: &str) -> Result<u32, ApiError> {
-    u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= MODE_MAX).ok_or_else(|| {
-        ApiError::invalid("mode", "`mode`: no permission bits").hint("octal, such as `0644`")
-    })
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|_| plain && text.len() <= MODE_CHARS_MAX)
+        .filter(|mode| *mode <= MODE_MAX)
+        .ok_or_else(|| {
+            ApiError::invalid("mode", "`mode`: no permission bits").hint("octal, such as `0644`")
+        })
 }

@@ -1,13 +1,14 @@
 //! A connection of bytes to a port of a sandbox, through the interface: for what does not speak HTTP.
 
-use api::ApiError;
 use api::host::Caller;
+use api::{ApiError, Code};
 use axum::extract::{Request, State};
 use axum::http::header::{CONNECTION, UPGRADE};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use hyper_util::rt::TokioIo;
 
+use super::upgrade_required;
 use crate::App;
 use crate::answer::add_wake;
 use crate::edge::{Conversation, connect};
@@ -28,7 +29,7 @@ const PROTOCOL: &str = "tcp";
     params(
         ("id" = String, Path, description = "Id or name", example = "web"),
         ("port" = u16, Path, description = "Port in the sandbox", example = 5432),
-        ("Upgrade" = String, Header, description = "`tcp`", example = "tcp"),
+        ("Upgrade" = Option<String>, Header, description = "`tcp`; without it the answer is 426", example = "tcp"),
     ),
     responses((status = 101, description = "From here on the bytes are the port's")),
 )]
@@ -39,9 +40,10 @@ pub(crate) async fn forward(
     mut request: Request,
 ) -> Result<Response, Failure> {
     if !wants(request.headers()) {
-        return Err(ApiError::invalid("Upgrade", "this path is a connection, not a document")
-            .hint("`Connection: Upgrade` and `Upgrade: tcp`, or `dormouse forward`")
-            .into());
+        let text = "this path is a connection, not a document";
+        let error = ApiError::new(Code::UpgradeRequired, text)
+            .hint("`Connection: Upgrade` and `Upgrade: tcp`, or `dormouse forward`");
+        return Ok(upgrade_required(PROTOCOL, error));
     }
     let peer = match request.extensions().get::<Peer>() {
         Some(Peer::Tcp(peer)) => Some(*peer),

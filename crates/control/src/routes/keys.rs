@@ -2,14 +2,14 @@
 
 use api::account::{ACCOUNT_DEFAULT, CreateKey, CreatedKey, Key, KeyList, LABEL_CHARS_MAX, Scope};
 use api::{ApiError, Code};
-use axum::Json;
 use axum::extract::{FromRequestParts, State};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
+use axum::{Extension, Json};
 
 use super::to_the_end;
 use crate::App;
-use crate::auth::Token;
+use crate::auth::{Grant, Token};
 use crate::boxes::rfc3339;
 use crate::failure::Failure;
 use crate::input::JsonBody;
@@ -28,7 +28,7 @@ pub(crate) async fn create(
 ) -> Result<(StatusCode, Json<CreatedKey>), Failure> {
     let account = request.account.unwrap_or_else(|| ACCOUNT_DEFAULT.to_owned());
     if app.accounts().get(&account).is_none() {
-        return Err(ApiError::invalid("account", "`account`: there is no such account")
+        return Err(ApiError::unprocessable("account", "`account`: there is no such account")
             .hint("`GET /v1/accounts` or `dormouse accounts list` shows them")
             .into());
     }
@@ -61,7 +61,8 @@ pub(crate) async fn list(State(app): State<App>) -> Json<KeyList> {
 
 /// Revoke a key
 ///
-/// Requests that come with it from now on are refused; those in progress go on. Where none is left that opens everything, the daemon's
+/// Requests that come with it from now on are refused; those in progress go on. A key does not revoke itself (`in_use`), so that nobody
+/// locks himself out: take another one, or the local socket. Where none is left that opens everything, the daemon's
 /// next start makes one, in `admin.token`; the local socket needs none.
 #[utoipa::path(
     delete, path = "/v1/keys/{id}", tag = "accounts", operation_id = "delete_key",
@@ -70,8 +71,14 @@ pub(crate) async fn list(State(app): State<App>) -> Json<KeyList> {
 )]
 pub(crate) async fn delete(
     State(app): State<App>,
+    Extension(grant): Extension<Grant>,
     KeyId(id): KeyId,
 ) -> Result<StatusCode, Failure> {
+    if grant.key.as_ref() == Some(&id) {
+        return Err(ApiError::new(Code::InUse, "this is the key that the request came with")
+            .hint("revoke it with another key of scope `admin`, or over the local socket (`dormouse keys delete` on the host)")
+            .into());
+    }
     to_the_end(async move {
         if app.tokens().revoke(app.catalogue(), &id).await? {
             return Ok(StatusCode::NO_CONTENT);

@@ -19,14 +19,15 @@ mod terminals;
 pub(crate) mod usage;
 mod volumes;
 
-pub(crate) use sandboxes::{LogKind, idempotency_key};
+pub(crate) use sandboxes::{CURSOR_MS_DIGITS_MAX, LogKind, idempotency_key};
 
 use api::sandbox::Sandbox;
 use api::{ApiError, Code, SandboxId};
 use axum::Router;
 use axum::extract::{Request, State};
+use axum::http::{HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use rmcp::ServerHandler;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
@@ -154,6 +155,14 @@ async fn no_method() -> Failure {
     ApiError::new(Code::MethodNotAllowed, "this path does not have this method")
         .hint("the `Allow` header lists those it has")
         .into()
+}
+
+/// The path is a connection of this protocol, and the request asks for none.
+fn upgrade_required(protocol: &'static str, error: ApiError) -> Response {
+    let error = ApiError { field: Some("Upgrade".to_owned()), ..error };
+    let mut response = Failure::from(error).into_response();
+    response.headers_mut().insert(header::UPGRADE, HeaderValue::from_static(protocol));
+    response
 }
 
 /// What its host tells of a sandbox, unless it is on its way out.

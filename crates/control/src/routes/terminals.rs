@@ -20,6 +20,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use tokio::sync::mpsc;
 
+use super::upgrade_required;
 use crate::App;
 use crate::answer::{Timed, add_wake};
 use crate::failure::Failure;
@@ -190,19 +191,23 @@ pub(crate) async fn attach(
     Query(query): Query<AttachQuery>,
     upgrade: Result<WebSocketUpgrade, WebSocketUpgradeRejection>,
 ) -> Result<Response, Failure> {
-    let upgrade = upgrade.map_err(|_| {
-        ApiError::invalid("Upgrade", "this path is a WebSocket")
-            .hint("`GET …/screen` reads the screen without one")
-    })?;
-    match (query.columns, query.rows) {
-        (Some(columns), Some(rows)) => {
-            let size = TerminalSize { columns, rows };
-            validate::terminal_size(size)?;
-            app.host().terminal_resize(&entry.id, &terminal, size).await?;
+    let usual = TerminalSize::default();
+    let size = match (query.columns, query.rows) {
+        (Some(columns), Some(rows)) => Some(TerminalSize { columns, rows }),
+        (None, None) => None,
+        (Some(columns), None) => {
+            return Err(half_a_size(TerminalSize { columns, ..usual }, "rows"));
         }
-        (None, None) => {}
-        (Some(_), None) => return Err(half_a_size("rows").into()),
-        (None, Some(_)) => return Err(half_a_size("columns").into()),
+        (None, Some(rows)) => return Err(half_a_size(TerminalSize { rows, ..usual }, "columns")),
+    };
+    size.map_or(Ok(()), validate::terminal_size)?;
+    let Ok(upgrade) = upgrade else {
+        let error = ApiError::new(Code::UpgradeRequired, "this path is a WebSocket");
+        let hint = "`GET …/screen` reads the screen without one";
+        return Ok(upgrade_required("websocket", error.hint(hint)));
+    };
+    if let Some(size) = size {
+        app.host().terminal_resize(&entry.id, &terminal, size).await?;
     }
     // Before the upgrade, so that an unknown terminal is an ordinary answer.
     let events = app.host().terminal_attach(&entry.id, &terminal).await?;
@@ -213,8 +218,13 @@ pub(crate) async fn attach(
         .on_upgrade(|socket| viewer.run(socket, events)))
 }
 
-fn half_a_size(missing: &str) -> ApiError {
-    ApiError::invalid(missing, format!("`{missing}`: `columns` and `rows` go together"))
+/// One side alone, which is refused for what it is where it is wrong itself.
+fn half_a_size(given: TerminalSize, missing: &str) -> Failure {
+    let text = format!("`{missing}`: `columns` and `rows` go together");
+    validate::terminal_size(given)
+        .err()
+        .unwrap_or_else(|| ApiError::unprocessable(missing, text))
+        .into()
 }
 
 fn asleep_is_fine<T>(value: T) -> Timed<T> {

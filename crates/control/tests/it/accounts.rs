@@ -116,7 +116,7 @@ async fn b43_a_box_of_another_account_is_as_one_that_does_not_exist() {
         let link = world.with_key(key, "POST", "/v1/boxes", &json!({ "services": services })).await;
         assert_eq!(
             link.error(),
-            "400 invalid_request services[0].fromBox: `services[0].fromBox`: there is no such box"
+            "422 unprocessable services[0].fromBox: `services[0].fromBox`: there is no such box"
         );
         let back = world.with_key(key, "POST", "/v1/boxes", &json!({ "restore": id })).await;
         assert_eq!(back.error(), "404 not_found: there is no box of this id");
@@ -183,7 +183,7 @@ async fn accounts_are_made_changed_and_kept() {
             "POST",
             "/v1/keys",
             json!({ "account": "nobody" }),
-            "400 invalid_request account: `account`: there is no such account",
+            "422 unprocessable account: `account`: there is no such account",
         ),
     ] {
         let body = if body.is_null() { String::new() } else { body.to_string() };
@@ -316,12 +316,12 @@ async fn t13_secrets_are_kept_encrypted_and_given_to_the_commands_of_a_box_alone
     let other = world.call("POST", "/v1/boxes", body.to_string()).await;
     assert_eq!(
         other.error(),
-        "400 invalid_request secrets: `secrets`: no secret is stored under `API_TOKEN`"
+        "422 unprocessable secrets: `secrets`: no secret is stored under `API_TOKEN`"
     );
     let unknown = json!({ "secrets": ["API_TOKEN", "NOT_HERE", "NOR_HERE"] });
     assert_eq!(
         world.with_key(&key, "POST", "/v1/boxes", &unknown).await.error(),
-        "400 invalid_request secrets: `secrets`: no secret is stored under `NOT_HERE`, `NOR_HERE`"
+        "422 unprocessable secrets: `secrets`: no secret is stored under `NOT_HERE`, `NOR_HERE`"
     );
 
     world.restart().await;
@@ -356,10 +356,7 @@ async fn t13_secrets_are_kept_encrypted_and_given_to_the_commands_of_a_box_alone
     world.with_key(&key, "PUT", "/v1/secrets/SECOND", &json!({ "value": "2" })).await;
     let add = format!("/v1/boxes/{id}/secrets");
     let missing = world.with_key(&key, "POST", &add, &json!({ "add": ["THIRD"] })).await;
-    assert_eq!(
-        missing.error(),
-        "400 invalid_request add: `add`: no secret is stored under `THIRD`"
-    );
+    assert_eq!(missing.error(), "422 unprocessable add: `add`: no secret is stored under `THIRD`");
     let added =
         world.with_key(&key, "POST", &add, &json!({ "add": ["SECOND", "API_TOKEN"] })).await;
     assert_eq!(added.value(), json!({ "secrets": ["API_TOKEN", "SECOND"] }));

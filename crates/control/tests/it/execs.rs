@@ -118,7 +118,7 @@ async fn output_is_read_by_offset() {
     assert_eq!(read("stream=stderr&follow=true").await, ("no\n".into(), (number("0"), None)));
     let beyond =
         world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/output?offset=11"), "").await;
-    assert_eq!(beyond.error(), "400 invalid_request offset: `offset`: 11 is out of range");
+    assert_eq!(beyond.error(), "422 unprocessable offset: `offset`: 11 is out of range");
     let list = world.call("GET", "/v1/sandboxes/web/execs", "").await.value();
     assert_eq!(list["execs"].as_array().unwrap().len(), 1);
 }
@@ -226,7 +226,7 @@ async fn attached_signals_and_bad_messages() {
     assert_eq!(refused.status(), 404);
     let plain =
         world.call("GET", &format!("/v1/sandboxes/web/execs/{exec}/attach"), "").await.error();
-    assert_eq!(plain, "400 invalid_request Upgrade: this path is a WebSocket");
+    assert_eq!(plain, "426 upgrade_required Upgrade: this path is a WebSocket");
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 mod accounts;
 pub(crate) mod client;
 mod conformance;
+mod contract;
 mod edge;
 mod events;
 mod execs;

@@ -159,7 +159,7 @@ async fn bad_input_is_named_and_changes_nothing() {
         "DELETE",
         "/v1/sandboxes/web/files?path=/",
         "",
-        "400 invalid_request path: `path`: the whole disk cannot be removed",
+        "422 unprocessable path: `path`: the whole disk cannot be removed",
     )
     .await;
     check(
@@ -560,11 +560,12 @@ async fn s21_when_one_is_deleted_by_itself_can_be_set_for_one_and_for_all() {
     for (body, field) in [
         (r#"{"delete_after_idle_ms": 0}"#, "delete_after_idle_ms"),
         (r#"{"expires_at": "tomorrow"}"#, "expires_at"),
-        (r#"{"expires_at": "2001-01-31T18:00:00Z"}"#, "expires_at"),
     ] {
         let refused = set(body).await.error();
         assert!(refused.starts_with(&format!("400 invalid_request {field}: ")), "{refused}");
     }
+    let passed = set(r#"{"expires_at": "2001-01-31T18:00:00Z"}"#).await.error();
+    assert_eq!(passed, "422 unprocessable expires_at: `expires_at`: this time has passed");
     let project = |method, body| world.call(method, "/v1/project", body);
     assert_eq!(project("GET", "").await.value()["delete_after_idle_days"], serde_json::Value::Null);
     let changed = project("PATCH", r#"{"delete_after_idle_days": 30}"#).await;

@@ -147,7 +147,7 @@ async fn s08_a_forwarded_port_is_bytes_both_ways_and_each_side_ends_for_itself()
     assert_eq!(world.fake.wakes(&web.id), 2);
 
     let plain = world.call("GET", &path, "").await.error();
-    let want = "400 invalid_request Upgrade: this path is a connection, not a document";
+    let want = "426 upgrade_required Upgrade: this path is a connection, not a document";
     assert_eq!(plain, want);
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let path = format!("/v1/sandboxes/web/forward/{closed}");

@@ -127,8 +127,8 @@ async fn what_is_wrong_is_named() {
     }
     let path = format!("/v1/sandboxes/web/terminals/{terminal}");
     let plain = world.call("GET", &format!("{path}/attach"), "").await.error();
-    assert_eq!(plain, "400 invalid_request Upgrade: this path is a WebSocket");
-    for (query, status) in [("columns=10", 400), ("columns=1&rows=10", 400), ("x=1", 400)] {
+    assert_eq!(plain, "426 upgrade_required Upgrade: this path is a WebSocket");
+    for (query, status) in [("columns=10", 422), ("columns=1&rows=10", 400), ("x=1", 400)] {
         let Err(Error::Http(refused)) = attach(&world, &terminal, query).await else {
             panic!("attached with {query}")
         };
