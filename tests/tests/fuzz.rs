@@ -141,7 +141,7 @@ fn every_operation_keeps_what_the_document_promises() {
 #[test]
 fn a_tree_of_what_is_no_folder_is_refused_before_it_begins() {
     isolated(test_name!(), |lab| {
-        lab.json(&["sandboxes", "create", "web"]);
+        lab.json(&["sandboxes", "create", "--name", "web"]);
         lab.sh("web", "touch /work/file && ln -s file /work/link && mkdir /work/folder");
         for (path, expected) in [("/work/file", 409), ("/work/link", 409), ("/work/folder", 200)] {
             let (status, answer) =
