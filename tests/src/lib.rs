@@ -12,6 +12,7 @@ pub mod boxes;
 pub mod clients;
 pub mod far;
 pub mod filler;
+pub mod hostile;
 pub mod lab;
 pub mod load;
 pub mod lossy;

@@ -22,6 +22,7 @@ mod answer;
 mod auth;
 mod boxes;
 mod catalogue;
+mod clear;
 mod credit;
 mod drain;
 mod edge;

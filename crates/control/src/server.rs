@@ -7,10 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::ApiError;
 use api::host::Host;
 use axum::body::Body;
-use axum::http::{HeaderName, HeaderValue, Request, Response, Version, header};
+use axum::http::{HeaderName, HeaderValue, Request, Response};
 use axum::response::IntoResponse;
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
@@ -40,8 +39,8 @@ use crate::secrets::Secrets;
 use crate::socket::SocketPath;
 use crate::tls::{Tls, TlsError};
 use crate::{
-    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, credit, edge, journal, mcp,
-    reconcile, retire, routes, spending,
+    App, Failure, Inner, OpenError, SOCKET_FILE, Settings, boxes, clear, credit, edge, journal,
+    mcp, reconcile, retire, routes, spending,
 };
 
 /// Most open connections per listener; more wait in the kernel's queue.
@@ -260,7 +259,7 @@ impl Service {
         let begun = Instant::now();
         let mut face = Face::Api;
         let mut response = async {
-            if let Err(error) = one_host(&request) {
+            if let Err(error) = clear::check(&request) {
                 return Failure::from(error).into_response();
             }
             if let Some(address) = edge::address(&self.app, &request) {
@@ -289,19 +288,6 @@ impl Service {
 /// On an answer of the interface.
 #[derive(Clone, Copy, Debug)]
 struct Ours;
-
-/// Whose request it is must have one answer (RFC 9112, 3.2): two would let a proxy before us and us disagree.
-fn one_host<B>(request: &Request<B>) -> Result<(), ApiError> {
-    let hosts = request.headers().get_all(header::HOST).iter().count();
-    let given = hosts > 0 || request.uri().authority().is_some();
-    if hosts > 1 {
-        return Err(ApiError::invalid("Host", "there is more than one `Host` header"));
-    }
-    if !given && request.version() >= Version::HTTP_11 {
-        return Err(ApiError::invalid("Host", "there is no `Host` header"));
-    }
-    Ok(())
-}
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 

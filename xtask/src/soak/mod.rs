@@ -158,6 +158,14 @@ const SOAKS: &[Soak] = &[
         ],
     },
     Soak {
+        name: "hostile",
+        about: "wrong, huge, half, slow and smuggled requests to the interface, the tools and a link: what comes back, as a table",
+        package: "e2e",
+        program: "hostile",
+        tests: "t19_hostile_requests",
+        environment: &[("DORMOUSE_SOAK_SILENT_CONNECTIONS", "4000")],
+    },
+    Soak {
         name: "box-days",
         about: "10,000 simulated days of 100 boxes with random use: none frozen while held, none stopped early or unwarned",
         package: "lifecycle",

@@ -6,12 +6,14 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use api::{ApiError, Code};
+use axum::body::Body;
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, Request, Uri, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::future::BoxFuture;
 use tower::Service;
 
+use super::envelope;
 use crate::failure::Failure;
 
 /// The names.
@@ -49,7 +51,7 @@ pub(super) fn written<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a st
     uri.authority().map(Authority::as_str).or_else(host)
 }
 
-/// A service that answers to these names only.
+/// A service that answers to these names only, and reads messages only.
 #[derive(Clone)]
 pub(crate) struct Guarded<S> {
     service: S,
@@ -62,9 +64,9 @@ impl<S> Guarded<S> {
     }
 }
 
-impl<B, S> Service<Request<B>> for Guarded<S>
+impl<S> Service<Request<Body>> for Guarded<S>
 where
-    S: Service<Request<B>, Error = Infallible>,
+    S: Service<Request<Body>, Error = Infallible> + Clone + Send + 'static,
     S::Response: IntoResponse,
     S::Future: Send + 'static,
 {
@@ -76,7 +78,7 @@ where
         self.service.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
         let written = written(request.uri(), request.headers());
         if !written.is_some_and(|host| self.hosts.has(host)) {
             let host =
@@ -88,9 +90,15 @@ where
             .hint("`dormouse serve --public-url` says by which name it is called from outside");
             return Box::pin(async move { Ok(Failure::from(error).into_response()) });
         }
-        let answer = self.service.call(request);
+        let other = self.service.clone();
+        // The one that is ready.
+        let mut service = std::mem::replace(&mut self.service, other);
         Box::pin(async move {
-            let Ok(answer) = answer.await;
+            let request = match envelope::read(request).await {
+                Ok(request) => request,
+                Err(refused) => return Ok(refused),
+            };
+            let Ok(answer) = service.call(request).await;
             Ok(answer.into_response())
         })
     }

@@ -8,6 +8,7 @@
 //! - [`answer`]: what it answers: text for a model, the same as data, and errors as results that the model reads.
 //! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`], [`secrets`]: the tools.
 //! - [`warnings`]: the lines that warn of boxes that are about to be stopped (B26).
+//! - [`envelope`]: whether what comes is a message at all.
 //! - [`hosts`]: by which names it may be called.
 //!
 //! # Not here
@@ -15,6 +16,7 @@
 //! What the tools do: that is [`crate::boxes`]. What needs the caller's files, `dormouse mcp` does on the caller's machine.
 
 mod answer;
+mod envelope;
 mod exec;
 mod files;
 mod hosts;
