@@ -128,14 +128,14 @@ impl Measured {
         let _ = writeln!(
             text,
             "\nThe edge has {:.2} of nginx's rate (promised: 0.8) and {:.2} times its p99 (promised: at most 1.5).\n\
-             At {:.0} requests/s for {} s: {} requests, {} errors, p99 {:.1} ms.\n\
+             At half of its rate for {} s: {} of {:.0} requests (who is answered late asks later), {} errors, p99 {:.1} ms.\n\
              {CONNECTIONS} connections that stay open, {rounds} rounds of {seconds} s each in turn, medians; {sleepers} sandboxes sleep meanwhile. {} with \
              {} workers and {} idle connections to the guest. The guest has one processor (accelerator {}).",
             self.rate_ratio(),
             self.p99_ratio(),
-            steady.rate,
             steady.seconds,
             steady.requests,
+            steady.rate * f64::from(u32::try_from(steady.seconds).unwrap_or(u32::MAX)),
             steady.errors.len(),
             steady.p99_ms(),
             self.nginx_version,
