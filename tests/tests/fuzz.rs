@@ -21,9 +21,13 @@ const EXAMPLES: u32 = 2;
 const SEED: u32 = 7;
 /// The longest that a run with [`EXAMPLES`] takes: it is two minutes on two processors that emulate each guest.
 const TIME_MAX: Duration = Duration::from_mins(8);
-/// Small sandboxes: it makes many, and looks into few.
-const SMALL: [(&str, &str); 2] =
-    [("DORMOUSE_BOX_UNIT_CPUS", "1"), ("DORMOUSE_BOX_UNIT_MEMORY_MIB", "256")];
+/// Small sandboxes, for it makes many and looks into few; and what follows has an end.
+const SMALL: [(&str, &str); 3] = [
+    ("DORMOUSE_BOX_UNIT_CPUS", "1"),
+    ("DORMOUSE_BOX_UNIT_MEMORY_MIB", "256"),
+    // A command that never ends is followed, too.
+    ("DORMOUSE_FOLLOW_SECONDS", "5"),
+];
 /// What it does one after the other.
 const PHASES: [&str; 4] = ["Examples", "Coverage", "Fuzzing", "Stateful"];
 

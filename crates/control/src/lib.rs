@@ -86,6 +86,8 @@ pub struct Settings {
     pub trusted_proxies: Vec<Network>,
     /// `GET /metrics` needs no token.
     pub open_metrics: bool,
+    /// How long one answer follows the output of a command; `None`: until the command ends.
+    pub follow_max: Option<std::time::Duration>,
 }
 
 /// What every request needs. Cheap to clone.
@@ -109,6 +111,7 @@ struct Inner {
     journal: journal::Journal,
     metrics: metrics::Metrics,
     open_metrics: bool,
+    follow_max: Option<std::time::Duration>,
     leave: CancellationToken,
     stop: CancellationToken,
 }
@@ -168,6 +171,10 @@ impl App {
 
     fn metrics(&self) -> &metrics::Metrics {
         &self.0.metrics
+    }
+
+    fn follow_max(&self) -> Option<std::time::Duration> {
+        self.0.follow_max
     }
 
     fn open_metrics(&self) -> bool {

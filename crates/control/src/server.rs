@@ -166,6 +166,7 @@ async fn serve_with<H: ServerHandler + Clone>(
         journal: Journal::new().map_err(ServeError::Start)?,
         metrics: Metrics::new(),
         open_metrics: settings.open_metrics,
+        follow_max: settings.follow_max,
         leave: CancellationToken::new(),
         stop: CancellationToken::new(),
     }));

@@ -892,6 +892,10 @@ pub(crate) struct ServeArgs {
     /// The certificate's private key (PEM).
     #[arg(long, env = "DORMOUSE_TLS_KEY", value_name = "PATH", requires = "tls_cert")]
     pub(crate) tls_key: Option<PathBuf>,
+    /// How long one `GET …/output?follow=true` follows a command at most, seconds: for proxies that cut what takes longer. Its client
+    /// reads on from where it ended. Default: until the command ends.
+    #[arg(long, env = "DORMOUSE_FOLLOW_SECONDS", value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) follow_seconds: Option<u64>,
     /// `GET /metrics` needs no token.
     #[arg(long, env = "DORMOUSE_OPEN_METRICS")]
     pub(crate) open_metrics: bool,

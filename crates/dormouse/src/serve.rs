@@ -44,6 +44,7 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
             .map(|(certificate, key)| control::TlsFiles { certificate, key }),
         trusted_proxies: arguments.trusted_proxies,
         open_metrics: arguments.open_metrics,
+        follow_max: arguments.follow_seconds.map(Duration::from_secs),
     };
     let server =
         control::serve(Arc::clone(&host), settings).await.map_err(|error| failed(&error))?;

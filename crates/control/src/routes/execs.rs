@@ -108,7 +108,8 @@ pub(crate) struct OutputQuery {
     /// Position of the first byte; default 0.
     #[param(example = 0)]
     offset: Option<u64>,
-    /// Go on until the command has ended; default false: what is there now.
+    /// Go on until the command has ended, or as long as the host lets one answer follow (`--follow-seconds`); default false: what is
+    /// there now.
     #[param(example = false)]
     follow: Option<bool>,
 }
@@ -182,6 +183,13 @@ pub(crate) async fn output(
         std::future::ready(
             Some(piece).filter(|piece| piece.as_ref().map_or(true, |bytes| !bytes.is_empty())),
         )
+    });
+    let most = app.follow_max().filter(|_| follow);
+    let bytes = bytes.take_until(async move {
+        match most {
+            Some(most) => tokio::time::sleep(most).await,
+            None => std::future::pending().await,
+        }
     });
     let mut response = Body::from_stream(bytes).into_response();
     let headers = response.headers_mut();

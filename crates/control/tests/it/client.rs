@@ -129,6 +129,7 @@ pub(crate) fn settings(data: &TempDir) -> Settings {
         tls: None,
         trusted_proxies: Vec::new(),
         open_metrics: false,
+        follow_max: None,
     }
 }
 

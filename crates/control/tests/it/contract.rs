@@ -1,10 +1,13 @@
 //! What the document promises and the answers keep: cases that requests made from the document have found.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use bytes::Bytes;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::client::{Answer, Sse, World};
+use crate::client::{Answer, Sse, World, settings};
 
 impl World {
     async fn with_header(&self, method: &str, path: &str, name: &str, value: &str) -> Answer {
@@ -140,4 +143,25 @@ async fn what_no_schema_can_say_is_unprocessable() {
     let loops = json!({ "externalBaseUrl": "http://127.0.0.1:8420" }).to_string();
     let error = world.call("POST", "/v1/boxes", loops).await.error();
     assert!(error.starts_with("422 unprocessable externalBaseUrl: "), "{error}");
+}
+
+/// A command that never ends is followed no longer than its host lets one answer follow, and nothing is broken off.
+#[tokio::test]
+async fn what_follows_a_command_has_an_end_where_the_host_says_so() {
+    let mut world = World::new().await;
+    world.sandbox("web").await;
+    world.server.take().unwrap().stop().await;
+    let follow_max = Some(Duration::from_millis(200));
+    let settings = control::Settings { follow_max, ..settings(&world.data) };
+    let server = control::serve(Arc::clone(&world.fake) as _, settings).await.unwrap();
+    world.address = server.address();
+    world.server = Some(server);
+    let body = r#"{"argv": ["cat"], "background": true, "open_stdin": true}"#;
+    let exec = world.call("POST", "/v1/sandboxes/web/execs", body).await.value();
+    let path = format!("/v1/sandboxes/web/execs/{}", exec["exec_id"].as_str().unwrap());
+    assert_eq!(world.call("POST", &format!("{path}/stdin"), "line").await.status, 204);
+    let followed = world.call("GET", &format!("{path}/output?follow=true"), "").await;
+    assert_eq!((followed.status, &followed.body[..]), (200, &b"line"[..]));
+    assert_eq!(world.call("GET", &path, "").await.value()["status"], "running");
+    assert_eq!(world.call("POST", &format!("{path}/stdin?close=true"), "").await.status, 204);
 }

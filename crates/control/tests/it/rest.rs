@@ -515,6 +515,7 @@ async fn a_second_daemon_on_the_same_folder_is_refused() {
         tls: None,
         trusted_proxies: Vec::new(),
         open_metrics: false,
+        follow_max: None,
     };
     let Err(error) = control::serve(std::sync::Arc::clone(&world.fake) as _, settings).await else {
         panic!("two daemons on one folder");

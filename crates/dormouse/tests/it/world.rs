@@ -44,6 +44,7 @@ impl World {
             tls: None,
             trusted_proxies: Vec::new(),
             open_metrics: false,
+            follow_max: None,
         };
         self.server = Some(control::serve(Arc::clone(&self.fake) as _, settings).await.unwrap());
     }
