@@ -265,6 +265,9 @@ impl Service {
             }
             if let Some(address) = edge::address(&self.app, &request) {
                 face = Face::Edge;
+                if let Err(error) = clear::no_trace(&request) {
+                    return Failure::from(error).into_response();
+                }
                 return edge::handle(&self.app, address, request, peer).await;
             }
             request.extensions_mut().insert(peer);

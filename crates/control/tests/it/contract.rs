@@ -165,3 +165,13 @@ async fn what_follows_a_command_has_an_end_where_the_host_says_so() {
     assert_eq!(world.call("GET", &path, "").await.value()["status"], "running");
     assert_eq!(world.call("POST", &format!("{path}/stdin?close=true"), "").await.status, 204);
 }
+
+/// A method that a path does not have is refused with those that it has, whichever it is.
+#[tokio::test]
+async fn each_method_that_is_not_there_is_answered_with_those_that_are() {
+    let world = World::new().await;
+    for method in ["TRACE", "PUT"] {
+        let answer = world.call(method, "/v1/usage", "").await;
+        assert_eq!((answer.status, answer.header("allow")), (405, Some("GET,HEAD")), "{method}");
+    }
+}
