@@ -567,3 +567,48 @@ fn b08_b13_each_kind_of_activity_holds_a_box_and_not_longer() {
         println!("{}", table.join("\n"));
     });
 }
+
+#[test]
+fn b01_b21_b32_a_box_that_its_host_has_lost_is_interrupted() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let (lost, url) = web_box(lab);
+        let (kept, _) = web_box(lab);
+        let name = sh(lab, &kept, "hostname");
+        lab.kill_daemon();
+        // The host comes back without it: its folder is gone, and with it what the machine was made of.
+        let machine = proc::qemus_below(&lab.data().join("sandboxes").join(&lost));
+        for pid in machine {
+            proc::kill(pid, rustix::process::Signal::KILL);
+        }
+        std::fs::remove_dir_all(lab.data().join("sandboxes").join(&lost)).expect("removed");
+        lab.start();
+        let seen = view(lab, &lost);
+        assert_eq!(seen["status"], "interrupted", "{seen}");
+        let why = seen["statusReason"].as_str().expect("a reason");
+        assert!(why.contains("its host does not have it"), "{why}");
+        let listed = done(lab, "GET", "/v1/boxes", &Value::Null);
+        assert_eq!(listed["boxes"].as_array().expect("boxes").len(), 2, "{listed}");
+        for (method, path, body) in [
+            ("POST", "exec", json!({ "command": "true" })),
+            ("POST", "wake", Value::Null),
+            ("GET", "procs", Value::Null),
+        ] {
+            let (status, refused) = call(lab, method, &format!("/v1/boxes/{lost}/{path}"), &body);
+            assert_eq!(status, 409, "{path}: {refused}");
+            let said = refused["error"].as_str().expect("an error");
+            assert!(said.contains("is interrupted: its host is gone"), "{said}");
+            assert!(
+                refused["hint"].as_str().expect("a hint").contains("sandbox_start"),
+                "{refused}"
+            );
+        }
+        let answer = get(&url, "GET", &PAGE_LOAD);
+        assert_eq!(answer.status, 503, "{}", answer.head);
+        assert_eq!(answer.body, r#"{"error":"box is interrupted","status":"interrupted"}"#);
+        // Nothing happened to the other one; this one can be stopped, and makes room for another.
+        assert_eq!(sh(lab, &kept, "hostname"), name);
+        done(lab, "DELETE", &format!("/v1/boxes/{lost}"), &Value::Null);
+        assert_eq!(view(lab, &lost)["status"], "terminated");
+    });
+}

@@ -1,6 +1,6 @@
 //! The tools of AI agents over the Model Context Protocol, on real guests.
 
-use e2e::boxes::{set_up, view, wait_status};
+use e2e::boxes::{call, set_up, view, wait_status};
 use e2e::mcp::{Http, REVISION, messages, meta, post, text, token};
 use e2e::{isolated, test_name};
 use serde_json::{Value, json};
@@ -188,7 +188,7 @@ fn b15_a_frozen_box_thaws_for_a_tool_and_b26_results_warn_before_it_is_stopped()
 }
 
 #[test]
-fn t15_a_start_waits_for_room_as_long_as_the_client_can_and_tells_progress() {
+fn b41_t15_t19_a_start_waits_for_room_as_long_as_the_client_can_and_tells_progress() {
     isolated(test_name!(), |lab| {
         set_up(
             lab,
@@ -198,6 +198,10 @@ fn t15_a_start_waits_for_room_as_long_as_the_client_can_and_tells_progress() {
         let told = mcp.refused("sandbox_start", json!({ "goal": "wait" }));
         assert!(told.starts_with("no box capacity right now: "), "{told}");
         assert!(told.contains("No box was created by this call."), "{told}");
+        assert!(told.contains("in about 5 minutes"), "{told}");
+        let (status, refused) = call(lab, "POST", "/v1/boxes", &json!({ "goal": "wait" }));
+        assert_eq!((status, &refused["code"]), (503, &json!("no_capacity")), "{refused}");
+        assert!(refused["error"].as_str().is_some_and(|said| told.starts_with(said)), "{refused}");
         let wait = json!({ "goal": "wait", "waitForCapacitySec": 1800 });
         // The client can wait for one more try.
         mcp.headers = vec![("X-Psbx-Can-Wait-Sec".to_owned(), "20".to_owned())];
