@@ -132,6 +132,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         checkpoints,
         ended_keeper: None,
         sampling: false,
+        flush_owed: false,
         held: Held::default(),
         offer: None,
         sample_at: Instant::now(),
@@ -184,6 +185,8 @@ struct Task {
     /// Of checkpoints that were turned off.
     ended_keeper: Option<Arc<Keeper>>,
     sampling: bool,
+    /// Its guest has not been asked to write to its disk since it woke.
+    flush_owed: bool,
     sample_at: Instant,
     /// What the guest's programs held when it was last told.
     held: Held,
@@ -393,6 +396,7 @@ impl Task {
             }
             What::Woke { .. } | What::Started { .. } => {
                 self.awake_since = Instant::now();
+                self.flush_owed = true;
                 self.need = None;
                 self.failure = None;
                 let told = self.core.last_death().is_none()

@@ -10,6 +10,11 @@ use crate::sandbox::body::{Told, identity_owed, ipv6_owed, mounts_owed, note_tol
 use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain};
 use crate::sandbox::{Message, story};
 
+/// How long after a wake a guest writes to its disk for the first time without a sleep: what it was woken for is mostly done.
+const FLUSH_AFTER: Duration = Duration::from_millis(900);
+/// How long that may take. Nobody waits for it.
+const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+
 impl Task {
     /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
     pub(super) fn reattach(&mut self) {
@@ -61,6 +66,7 @@ impl Task {
         if let Err(error) = self.link.keep_clock() {
             tracing::debug!(sandbox = %self.id, error = chain(&error), "its clock is not set again");
         }
+        self.flush_early();
         let (link, messages) = (self.link.clone(), self.messages.clone());
         tokio::spawn(async move {
             let sample = match tokio::time::timeout(SAMPLE_LIMIT, link.sample()).await {
@@ -69,6 +75,21 @@ impl Task {
             };
             // The task is gone only with the sandbox.
             let _ = messages.send(Message::Sample(sample));
+        });
+    }
+
+    /// Some time after it woke it writes to its disk, so that there is less to be written when it sleeps; and an emulator has to
+    /// translate the code for it, which it then has done.
+    fn flush_early(&mut self) {
+        if !self.flush_owed || self.awake_since.elapsed() < FLUSH_AFTER || *self.disk_low.borrow() {
+            return;
+        }
+        self.flush_owed = false;
+        let (link, id) = (self.link.clone(), self.id.clone());
+        tokio::spawn(async move {
+            if let Err(error) = link.flush(FLUSH_LIMIT).await {
+                tracing::debug!(sandbox = %id, %error, "not flushed while awake");
+            }
         });
     }
 
