@@ -292,7 +292,7 @@ pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
 
 /// How many machines are brought back from disk at a time: twice as many as there are processors, for each waits for the disk
 /// now and then.
-fn restores_at_once() -> usize {
+pub(crate) fn restores_at_once() -> usize {
     2 * std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
 }
 

@@ -45,15 +45,18 @@ pub struct BoxExec {
     /// Kill it after so many seconds (1-86400); default: never.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 86_400, example = 600)]
+    #[schemars(range(min = 1, max = 86_400))]
     pub timeout_sec: Option<u64>,
     /// Wait for its end for so long, seconds (0-3600); then the answer says how to read on. Default 3600; over MCP what the client can
     /// wait.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 0, maximum = 3600, example = 60)]
+    #[schemars(range(min = 0, max = 3600))]
     pub wait_sec: Option<u64>,
     /// Most bytes of output in the answer (1-1048576); default 1048576, over MCP 30000.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
+    #[schemars(range(min = 1, max = 1_048_576))]
     pub max_bytes: Option<u64>,
 }
 
@@ -146,6 +149,7 @@ pub struct BoxWire {
     /// Its port, where the name has several.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 65535, example = 8080)]
+    #[schemars(range(min = 1, max = 65535))]
     pub port: Option<u16>,
     /// `box` or `external`.
     #[schema(example = "box")]

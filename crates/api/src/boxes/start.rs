@@ -58,6 +58,7 @@ pub struct StartBox {
     /// 1 (default), 2, 4 or 8 units of processors, memory and disk.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 8, example = 1)]
+    #[schemars(range(min = 1, max = 8))]
     pub size: Option<u32>,
     /// Languages to have ready. Go, Node and Python 3.11 need not be named.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -73,6 +74,7 @@ pub struct StartBox {
     /// How long to wait for room, seconds (0-1800).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 0, maximum = 1800, example = 0)]
+    #[schemars(range(min = 0, max = 1800))]
     pub wait_for_capacity_sec: Option<u64>,
 }
 
@@ -95,10 +97,12 @@ pub struct ServiceSpec {
     pub name: String,
     /// The port on which it is called.
     #[schema(minimum = 1, maximum = 65535, example = 8080)]
+    #[schemars(range(min = 1, max = 65535))]
     pub port: u16,
     /// The port on which its process listens; default `port`. Never 80 or 9095.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 65535, example = 8080)]
+    #[schemars(range(min = 1, max = 65535))]
     pub target_port: Option<u16>,
     /// A person can open it in a browser: it gets a URL.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -110,6 +114,7 @@ pub struct ServiceSpec {
     /// The port there; default `port`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 65535, example = 8080)]
+    #[schemars(range(min = 1, max = 65535))]
     pub from_port: Option<u16>,
 }
 

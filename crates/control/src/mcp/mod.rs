@@ -284,6 +284,12 @@ mod tests {
             }
         }
         let start = &tools[0];
+        let service = &start.input_schema["$defs"]["ServiceSpec"]["properties"];
+        for port in ["port", "targetPort", "fromPort"] {
+            assert_eq!(service[port]["minimum"], 1, "{port}");
+            assert_eq!(service[port]["maximum"], 65_535, "{port}");
+        }
+        assert_eq!(start.input_schema["properties"]["size"]["minimum"], 1);
         assert_eq!(start.input_schema["required"], serde_json::json!(["goal"]), "T1");
         let text = start.description.as_deref().expect("a description");
         for rule in ["frozen after 10 minutes", "24 hours", "restore", "idleTimeoutMin"] {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
+use crate::daemon::restores_at_once;
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
 use crate::sandbox::body::{Told, identity_owed, ipv6_owed, mounts_owed, note_told};
 use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain};
@@ -81,7 +82,10 @@ impl Task {
     /// Some time after it woke it writes to its disk, so that there is less to be written when it sleeps; and an emulator has to
     /// translate the code for it, which it then has done.
     fn flush_early(&mut self) {
-        if !self.flush_owed || self.awake_since.elapsed() < FLUSH_AFTER || *self.disk_low.borrow() {
+        let soon = self.awake_since.elapsed() < FLUSH_AFTER;
+        // Those that are being brought back are waited for, and this is not.
+        let others_wake = self.ground.restores.available_permits() < restores_at_once();
+        if !self.flush_owed || soon || others_wake || *self.disk_low.borrow() {
             return;
         }
         self.flush_owed = false;
