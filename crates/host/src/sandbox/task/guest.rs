@@ -14,7 +14,7 @@ use crate::sandbox::{Message, story};
 /// How long after a wake a guest writes to its disk for the first time without a sleep: what it was woken for is mostly done.
 const FLUSH_AFTER: Duration = Duration::from_millis(900);
 /// How long that may take. Nobody waits for it.
-const FLUSH_LIMIT: Duration = Duration::from_secs(60);
+const FLUSH_LIMIT: Duration = Duration::from_mins(1);
 
 impl Task {
     /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
