@@ -12,6 +12,7 @@ mod rouse;
 mod settle;
 
 pub(crate) use capture::{copy_parts, read_capture};
+pub(in crate::sandbox) use settle::sync;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

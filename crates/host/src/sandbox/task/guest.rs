@@ -8,7 +8,7 @@ use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
 use crate::daemon::restores_at_once;
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
 use crate::sandbox::body::{Told, identity_owed, ipv6_owed, mounts_owed, note_told};
-use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain};
+use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain, sync};
 use crate::sandbox::{Message, story};
 
 /// How long after a wake a guest writes to its disk for the first time without a sleep: what it was woken for is mostly done.
@@ -79,8 +79,9 @@ impl Task {
         });
     }
 
-    /// Some time after it woke it writes to its disk, so that there is less to be written when it sleeps; and an emulator has to
-    /// translate the code for it, which it then has done.
+    /// Some time after it woke it writes to its disk, and its memory is written to the host's: then there is less to be written
+    /// when it sleeps, which its programs stand still for. And an emulator has to translate the code for the former, which it then
+    /// has done.
     fn flush_early(&mut self) {
         let soon = self.awake_since.elapsed() < FLUSH_AFTER;
         // Those that are being brought back are waited for, and this is not.
@@ -88,11 +89,17 @@ impl Task {
         if !self.flush_owed || soon || others_wake || *self.disk_low.borrow() {
             return;
         }
+        // With an order under way it is as good as asleep.
+        let Some(memory) = self.body.as_ref().map(|body| body.files.memory()) else { return };
         self.flush_owed = false;
         let (link, id) = (self.link.clone(), self.id.clone());
         tokio::spawn(async move {
-            if let Err(error) = link.flush(FLUSH_LIMIT).await {
+            let (flushed, synced) = tokio::join!(link.flush(FLUSH_LIMIT), sync(memory));
+            if let Err(error) = flushed {
                 tracing::debug!(sandbox = %id, %error, "not flushed while awake");
+            }
+            if let Err(error) = synced {
+                tracing::debug!(sandbox = %id, %error, "its memory is not written while awake");
             }
         });
     }

@@ -415,7 +415,7 @@ fn set_aside(dir: &Path, to: &Path) -> std::io::Result<()> {
 }
 
 /// Writes a file's content to the disk. Blocking work on another thread.
-pub(super) async fn sync(path: PathBuf) -> std::io::Result<()> {
+pub(in crate::sandbox) async fn sync(path: PathBuf) -> std::io::Result<()> {
     let synced = tokio::task::spawn_blocking(move || std::fs::File::open(&path)?.sync_data());
     synced.await.map_err(std::io::Error::other)?
 }
