@@ -63,9 +63,12 @@ fn one_host<B>(request: &Request<B>) -> Result<(), ApiError> {
         };
     };
     let host = given.to_str().ok().filter(|host| is_host(host)).ok_or_else(not_a_host)?;
-    if let Some(authority) = authority
-        && !authority.as_str().eq_ignore_ascii_case(host)
-    {
+    let Some(authority) = authority else { return Ok(()) };
+    if !is_host(authority.as_str()) {
+        return Err(not_a_host());
+    }
+    // In HTTP/1.1 an absolute request line goes before the header (RFC 9112, 3.2.2); HTTP/2 has one of them, or the same twice.
+    if request.version() > Version::HTTP_11 && !authority.as_str().eq_ignore_ascii_case(host) {
         return Err(invalid("the `Host` header and the request's address name different hosts"));
     }
     Ok(())
@@ -140,10 +143,12 @@ mod tests {
         assert_eq!(refused(get("/")), None);
         assert_eq!(refused(get("http://a.example:1/")), None);
         assert_eq!(refused(get("http://A.Example:1/")), None);
+        assert_eq!(refused(get("http://b.example/")), None, "it goes before the header");
         assert_eq!(refused(get("*").method("OPTIONS")), None);
         assert_eq!(refused(get("/").header("transfer-encoding", "Chunked")), None);
         for (request, field) in [
-            (get("http://b.example/"), "Host"),
+            (get("http://b.example/").version(Version::HTTP_2), "Host"),
+            (get("http://user@a.example/"), "Host"),
             (get("/").header("host", "a.example:1"), "Host"),
             (Request::builder().uri("/"), "Host"),
             (Request::builder().uri("http://user@a.example/"), "Host"),
