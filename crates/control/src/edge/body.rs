@@ -105,12 +105,14 @@ impl Exchange {
     /// All of the answer is there: another request may have the connection.
     fn finish(&self) {
         let Some(Held { line, may_keep, visit, hold }) = self.lock().take() else { return };
-        match &visit {
-            Some(visit) if may_keep => visit.give(line),
-            _ => drop(line),
+        match visit {
+            Some(visit) if may_keep => visit.end(line, hold),
+            visit => {
+                drop(line);
+                drop(visit);
+                drop(hold);
+            }
         }
-        drop(visit);
-        drop(hold);
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Held>> {
