@@ -263,7 +263,8 @@ async fn linger(ports: Arc<Mutex<Ports>>, key: (SandboxId, u16)) {
             _ => {
                 let hold = port.lingers.take();
                 // Others are in progress: the connections are theirs.
-                let kept = if port.visits == 0 { std::mem::take(&mut port.kept) } else { Vec::new() };
+                let kept =
+                    if port.visits == 0 { std::mem::take(&mut port.kept) } else { Vec::new() };
                 drop(all);
                 // In this order, as after a request alone.
                 drop(kept);

@@ -766,3 +766,25 @@ async fn a_shared_connection_that_ends_costs_no_answer() {
     });
     tokio::join!(waits, asks);
 }
+
+/// A port that is asked all the time keeps its connections over the gaps, and lets go of everything a moment after the last.
+#[tokio::test]
+async fn s02_a_busy_port_keeps_its_connections_over_short_gaps_and_not_longer() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let mut server = numbering().await;
+    let host = world.link("web", server.port).await;
+    let mut shared = 0;
+    // One after the other: at first each has a connection of its own.
+    for _ in 0..200 {
+        let answer = asked(&world, "GET", &host, "/").await;
+        shared = answer.split_once('.').unwrap().1.parse().unwrap();
+        if shared >= 5 {
+            break;
+        }
+    }
+    assert!(shared >= 5, "no connection was used five times");
+    let opened = *server.connections.borrow();
+    server.ended.wait_for(|ended| *ended == opened).await.unwrap();
+    world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
+}
