@@ -60,7 +60,7 @@ impl Client {
             Some(url) => {
                 let not_a_url = || {
                     Problem::usage(format!("`{url}` is not a URL of a daemon"))
-                        .hint("such as `http://localhost:8420`")
+                        .hint("such as `http://localhost:8420` or `https://dormouse.example`")
                 };
                 let uri: Uri = url.parse().map_err(|_| not_a_url())?;
                 let authority = uri.authority().ok_or_else(not_a_url)?;

@@ -99,6 +99,8 @@ pub(crate) struct Boxes {
     claims: room::Claims,
     /// When a page load has last asked a box to wake.
     asked: Mutex<HashMap<SandboxId, Instant>>,
+    /// One change at a time: it begins with what the one before has left.
+    changing: tokio::sync::Mutex<()>,
 }
 
 impl Boxes {
@@ -116,6 +118,7 @@ impl Boxes {
             agents,
             claims: room::Claims::default(),
             asked: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
         })
     }
 
@@ -162,6 +165,7 @@ impl Boxes {
         id: &SandboxId,
         change: impl FnOnce(&mut BoxRecord),
     ) -> Result<(), Failure> {
+        let _one_at_a_time = self.changing.lock().await;
         let Some(mut record) = self.record(id) else { return Ok(()) };
         change(&mut record);
         self.keep(catalogue, record).await
@@ -173,6 +177,7 @@ impl Boxes {
         catalogue: &Catalogue,
         id: &SandboxId,
     ) -> Result<(), Failure> {
+        let _one_at_a_time = self.changing.lock().await;
         catalogue.forget_box(id).await?;
         self.write().remove(id);
         Ok(())
@@ -196,5 +201,44 @@ impl Boxes {
 
     fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, BoxRecord>> {
         self.records.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn b02_of_two_changes_at_once_none_is_lost() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::open(folder.path()).await.unwrap();
+        let boxes = Boxes::load(&catalogue, BoxSettings::default()).await.unwrap();
+        let id: SandboxId = "k3b5qj2m4x7a".parse().unwrap();
+        let record = BoxRecord {
+            id: id.clone(),
+            account: "default".to_owned(),
+            spec: api::boxes::start::StartBox::default(),
+            size: 1,
+            cpus: 1,
+            memory_mib: 512,
+            key: "key".to_owned(),
+            external: Vec::new(),
+            agent: None,
+            created_ms: 1,
+            last_used_ms: 1,
+            timeline: Vec::new(),
+            stop_reason: None,
+            ended: None,
+        };
+        boxes.keep(&catalogue, record).await.unwrap();
+        let (one, other) = tokio::join!(
+            boxes.change(&catalogue, &id, |record| record.last_used_ms = 2),
+            boxes.change(&catalogue, &id, |record| record.stop_reason = Some("idle".to_owned())),
+        );
+        one.and(other).unwrap();
+        let again = Boxes::load(&catalogue, BoxSettings::default()).await.unwrap();
+        for kept in [boxes.record(&id).unwrap(), again.record(&id).unwrap()] {
+            assert_eq!((kept.last_used_ms, kept.stop_reason.as_deref()), (2, Some("idle")));
+        }
     }
 }

@@ -335,11 +335,11 @@ async fn what_is_wrong_is_said_with_what_to_do() {
     .await;
     check(
         &world,
-        &["--url", "https://x", "--token", "x", "sandboxes", "list"],
+        &["--url", "ftp://x", "--token", "x", "sandboxes", "list"],
         expect![[r#"
         --- stderr
-        error: `https://x` is not a URL of a daemon
-        hint: such as `http://localhost:8420`
+        error: `ftp://x` is not a URL of a daemon
+        hint: such as `http://localhost:8420` or `https://dormouse.example`
         --- exit 2
     "#]],
     )
