@@ -612,3 +612,102 @@ fn b01_b21_b32_a_box_that_its_host_has_lost_is_interrupted() {
         assert_eq!(view(lab, &lost)["status"], "terminated");
     });
 }
+
+/// When idle rules stop a box, what they say before, and how long its copy is kept. As the soak `box-ends`, with ten seconds
+/// instead of ten minutes, also with a limit of its own, which is counted in minutes.
+#[test]
+fn b23_b24_b25_b26_b27_when_a_box_is_stopped_for_good_and_what_is_said_of_it() {
+    isolated(test_name!(), |lab| {
+        let freeze = freeze_seconds();
+        let [freeze_after, stop_after, keep_copy] =
+            [freeze, freeze * 2, freeze].map(|n| n.to_string());
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", &freeze_after),
+                ("DORMOUSE_BOX_STOP_AFTER_SECONDS", &stop_after),
+                ("DORMOUSE_BOX_KEEP_COPY_SECONDS", &keep_copy),
+            ],
+        );
+        let seconds = f64::from(u32::try_from(freeze).expect("small"));
+        let mut table = vec![
+            "| rule | from | to | seen, s | expected, s |".to_owned(),
+            "| --- | --- | --- | --- | --- |".to_owned(),
+        ];
+        let mut row = |rule: &str, between: [(&str, &str); 2], expected: f64| {
+            let [(from, at), (to, until)] = between;
+            let seen = seconds_between(at, until);
+            table.push(format!("| {rule} | {from} | {to} | {seen:.1} | {expected:.1} |"));
+            // Never too early; how late depends on the machine.
+            assert!(
+                seen >= expected - 0.5,
+                "{rule}: {to} {seen:.1} s after {from}, not {expected:.1}"
+            );
+        };
+        let text =
+            |value: &Value| value.as_str().unwrap_or_else(|| panic!("no text: {value}")).to_owned();
+
+        let limited = (freeze >= 10)
+            .then(|| id_of(&start(lab, &json!({ "goal": "a limit", "idleTimeoutMin": 1 }))));
+        let id = id_of(&start(lab, &json!({ "goal": "ends" })));
+        sh(lab, &id, "true");
+        let awake = view(lab, &id);
+        let (freezes, stops) = (text(&awake["freeze"]["at"]), text(&awake["stopsAt"]));
+        row("B25", [("`freeze.at` while awake", &freezes), ("`stopsAt`", &stops)], seconds * 2.0);
+        let told = e2e::mcp::Http::new(lab).tool("sandbox_status", json!({ "id": id }));
+        let told = e2e::mcp::text(&told);
+        let line = told.lines().last().expect("a last line");
+        assert!(
+            line.starts_with(&format!("box {id}: the idle rules stop it for good at ")),
+            "{told}"
+        );
+        assert!(
+            line.ends_with("unless something uses it before then, and /work goes with it."),
+            "{told}"
+        );
+        let asked = view(lab, &id);
+        row(
+            "B26",
+            [("`stopsAt` before sandbox_status", &stops), ("after it", &text(&asked["stopsAt"]))],
+            0.0,
+        );
+        assert_eq!(asked["stopsAt"], stops.as_str(), "B26: telling puts nothing off");
+
+        let frozen = frozen_at(lab, &id);
+        let said = text(&view(lab, &id)["stopsAt"]);
+        let ended = wait_status(lab, &id, "terminated");
+        let stopped = until("its end stands in its timeline", || {
+            let timeline = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+            let last = timeline["events"].as_array()?.last()?.clone();
+            (last["status"] == "terminated").then(|| text(&last["at"]))
+        });
+        row("B23", [("its freezing", &frozen), ("its end", &stopped)], seconds * 2.0);
+        row("B25", [("`stopsAt` while frozen", &said), ("its end", &stopped)], 0.0);
+        let restorable = text(&ended["restorableUntil"]);
+        row("B27", [("its end", &stopped), ("`restorableUntil`", &restorable)], seconds);
+        until("its copy is gone", || view(lab, &id)["restorableUntil"].is_null().then_some(()));
+        let (status, refused) =
+            call(lab, "POST", "/v1/boxes", &json!({ "restore": id, "goal": "x" }));
+        assert_eq!(status, 409, "{refused}");
+
+        if let Some(limited) = limited {
+            let ended = wait_status(lab, &limited, "terminated");
+            let reason = text(&ended["statusReason"]);
+            assert!(
+                reason.starts_with("unused for") && reason.contains("over idleTimeoutMin"),
+                "{reason}"
+            );
+            let timeline = done(lab, "GET", &format!("/v1/boxes/{limited}/events"), &Value::Null);
+            let last = timeline["events"].as_array().and_then(|all| all.last()).expect("an end");
+            row(
+                "B24",
+                [("its last use", &text(&ended["lastUsedAt"])), ("its end", &text(&last["at"]))],
+                60.0,
+            );
+            until("its copy is gone as well", || {
+                view(lab, &limited)["restorableUntil"].is_null().then_some(())
+            });
+        }
+        println!("{}", table.join("\n"));
+    });
+}

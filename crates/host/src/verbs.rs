@@ -440,7 +440,10 @@ impl Host for Daemon {
         let started = exec::start(&ready.link, handle.exec_names(), &request, &ready.env)
             .await
             .map_err(exec::start_error)?;
-        handle.command_started();
+        // Of one that is waited for the call tells.
+        if request.background {
+            handle.command_started();
+        }
         Ok(ready.answer(started))
     }
 

@@ -137,6 +137,14 @@ const SOAKS: &[Soak] = &[
         environment: &[("DORMOUSE_SOAK_FREEZE_SECONDS", "10")],
     },
     Soak {
+        name: "box-ends",
+        about: "when the idle rules stop a box for good, what is said before, and how long its copy is kept; with ten seconds instead of ten minutes",
+        package: "e2e",
+        program: "boxes",
+        tests: "b23_b24_b25_b26_b27",
+        environment: &[("DORMOUSE_SOAK_FREEZE_SECONDS", "10")],
+    },
+    Soak {
         name: "agent",
         about: "two agents over the adapter and a person: a box is made, frozen, thawed, left and continued",
         package: "e2e",
