@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use e2e::lab::Lab;
 use e2e::wait::{WAIT_MAX, stays};
-use e2e::{isolated, net, test_name, until};
+use e2e::{boxes, isolated, net, test_name, until};
+use serde_json::json;
 
 /// A server that waits for nothing but its connections. `/echo` changes to a protocol that says everything back, `/events` is
 /// an event stream that tells whenever somebody asks for `/poke`; what does not begin with `GET` is echoed. Arguments: address,
@@ -107,6 +108,40 @@ fn s02_an_open_connection_lets_it_sleep_and_its_next_byte_wakes_it() {
                 assert!(text.contains(port), "what woke it is not told: {text}");
             }
             assert_eq!(wakes, 2);
+        }
+    });
+}
+
+/// What a busy port keeps open for its next request is nobody's request: who asks for a sleep then gets one that lasts.
+#[test]
+fn s05_a_sleep_asked_for_right_after_a_busy_port_lasts() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        lab.write_file("web", "/work/counter.py", boxes::COUNTER);
+        lab.ok(&["exec", "web", "-b", "--", "python3", "/work/counter.py", "8000"]);
+        let link = lab.ok(&["link", "web", "8000"]).trim().to_owned();
+        let answers = || net::follow(&link).is_ok_and(|answer| answer.status == 200);
+        until("the counter listens", || answers().then_some(()));
+        for tier in ["memory", "disk", "memory"] {
+            let before = lab.events("web", "woke").len();
+            let mut requests = 0;
+            let mut since = Instant::now();
+            while requests < 40 {
+                assert!(answers(), "not answered");
+                requests += 1;
+                // A busy machine may take longer; then the port was not.
+                if since.elapsed() > Duration::from_millis(900) {
+                    (requests, since) = (0, Instant::now());
+                }
+            }
+            let asked =
+                boxes::done(lab, "POST", "/v1/sandboxes/web/sleep", &json!({ "tier": tier }));
+            assert_eq!(asked["status"], "sleeping", "{asked}");
+            assert_eq!(lab.sh("web", "echo here"), "here");
+            let woke = lab.events("web", "woke");
+            assert_eq!(woke.len(), before + 1, "{tier}: {woke:?}");
+            let text = woke.last().expect("it woke")["text"].as_str().expect("text").to_owned();
+            assert!(text.contains("a command"), "{tier}: something else woke it: {text}");
         }
     });
 }

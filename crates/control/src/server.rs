@@ -222,6 +222,8 @@ impl Server {
                 tracing::error!(error = chain(&error), "a listener broke");
             }
         }
+        // Nobody asks any more: what outlasts requests would only keep a host from putting all to sleep.
+        drop(self.app.pool().quieten(None));
         self.app.catalogue().close().await;
         match std::fs::remove_file(&self.socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

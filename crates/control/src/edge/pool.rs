@@ -4,7 +4,7 @@
 //! later would wake who sleeps by then, and whoever holds a sandbox awake for an idle connection keeps it from sleeping. So one
 //! request alone costs a connection of its own, as its end says at once that it is over; many at a time share some. A port that
 //! is asked all the time ([`BUSY_REQUESTS`]) is held for a moment longer ([`LINGER`]), so that its connections do not end in each
-//! of the gaps between them.
+//! of the gaps between them. Whoever asks for a sleep ends that moment ([`Pool::quieten`]): it is nobody's request any more.
 //!
 //! A connection that was open for a while may end in the moment it is used, and nobody knows whether what was sent arrived.
 //! Only what may be sent twice goes over one ([`may_repeat`]), and is sent again over a new one then.
@@ -37,8 +37,8 @@ const KEPT_TIME_MAX: Duration = Duration::from_secs(3);
 /// Requests within a second or less from which on a port is busy.
 const BUSY_REQUESTS: u32 = 32;
 
-/// How long the connections to a busy port and what holds its sandbox awake outlast the last request. Whoever asks for a sleep
-/// meanwhile is told that it is needed.
+/// How long the connections to a busy port and what holds its sandbox awake outlast the last request, unless somebody asks for a
+/// sleep meanwhile.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// Over which time requests are counted.
@@ -120,9 +120,20 @@ impl Wire {
 
 /// Of all sandboxes.
 #[derive(Default)]
-pub(crate) struct Pool(Arc<Mutex<Ports>>);
+pub(crate) struct Pool(Arc<Mutex<Inner>>);
 
-type Ports = HashMap<(SandboxId, u16), Port>;
+#[derive(Default)]
+struct Inner {
+    ports: HashMap<(SandboxId, u16), Port>,
+    /// The sleeps that are being asked for; `None`: all sandboxes'.
+    quiet: Vec<Option<SandboxId>>,
+}
+
+impl Inner {
+    fn is_quiet(&self, id: &SandboxId) -> bool {
+        self.quiet.iter().any(|quiet| quiet.as_ref().is_none_or(|quiet| quiet == id))
+    }
+}
 
 #[derive(Default)]
 struct Port {
@@ -174,21 +185,58 @@ impl Pool {
     /// Counts a request until its answer has been passed on.
     pub(super) fn visit(&self, id: &SandboxId, port: u16) -> Visit {
         let key = (id.clone(), port);
-        let mut ports = lock(&self.0);
-        if ports.len() >= PORTS_BEFORE_PRUNING {
-            ports.retain(|_, port| !port.is_over());
+        let mut inner = lock(&self.0);
+        if inner.ports.len() >= PORTS_BEFORE_PRUNING {
+            inner.ports.retain(|_, port| !port.is_over());
         }
-        let port = ports.entry(key.clone()).or_default();
+        let port = inner.ports.entry(key.clone()).or_default();
         port.visits += 1;
         port.window.count();
-        drop(ports);
-        Visit { ports: Arc::clone(&self.0), key }
+        drop(inner);
+        Visit { pool: Arc::clone(&self.0), key }
+    }
+
+    /// Before a sandbox (`None`: each of them) is put to sleep: what outlasts requests ends, and nothing outlasts one until this
+    /// is dropped. Requests in progress count as ever.
+    pub(crate) fn quieten(&self, id: Option<&SandboxId>) -> Quiet {
+        let mut inner = lock(&self.0);
+        inner.quiet.push(id.cloned());
+        let (mut lines, mut holds) = (Vec::new(), Vec::new());
+        for ((of, _), port) in &mut inner.ports {
+            if id.is_none_or(|id| id == of) {
+                holds.extend(port.lingers.take());
+                // Else they end with the last request.
+                if port.visits == 0 {
+                    lines.append(&mut port.kept);
+                }
+            }
+        }
+        drop(inner);
+        // In this order: an end that came to a sleeper would wake it.
+        drop(lines);
+        drop(holds);
+        Quiet { pool: Arc::clone(&self.0), id: id.cloned() }
+    }
+}
+
+/// A sleep is being asked for: see [`Pool::quieten`].
+pub(crate) struct Quiet {
+    pool: Arc<Mutex<Inner>>,
+    id: Option<SandboxId>,
+}
+
+impl Drop for Quiet {
+    fn drop(&mut self) {
+        let mut inner = lock(&self.pool);
+        if let Some(at) = inner.quiet.iter().position(|quiet| *quiet == self.id) {
+            inner.quiet.swap_remove(at);
+        }
     }
 }
 
 /// A request in progress.
 pub(super) struct Visit {
-    ports: Arc<Mutex<Ports>>,
+    pool: Arc<Mutex<Inner>>,
     key: (SandboxId, u16),
 }
 
@@ -196,8 +244,8 @@ impl Visit {
     /// A connection that has been used before.
     pub(super) fn take(&self) -> Option<Line> {
         let mut old = Vec::new();
-        let mut ports = lock(&self.ports);
-        let kept = &mut ports.get_mut(&self.key)?.kept;
+        let mut inner = lock(&self.pool);
+        let kept = &mut inner.ports.get_mut(&self.key)?.kept;
         let found = loop {
             let Some((since, line)) = kept.pop() else { break None };
             if since.elapsed() <= KEPT_TIME_MAX
@@ -209,15 +257,16 @@ impl Visit {
             old.push(line);
         };
         // Closed without the lock.
-        drop(ports);
+        drop(inner);
         found
     }
 
     /// The request has ended with its answer, and its connection can carry another.
     pub(super) fn end(self, line: Line, hold: Option<Box<dyn Hold>>) {
-        let mut ports = lock(&self.ports);
-        let Some(port) = ports.get_mut(&self.key) else { return };
-        let is_busy = port.window.is_busy() && hold.is_some();
+        let mut inner = lock(&self.pool);
+        let is_quiet = inner.is_quiet(&self.key.0);
+        let Some(port) = inner.ports.get_mut(&self.key) else { return };
+        let is_busy = port.window.is_busy() && hold.is_some() && !is_quiet;
         let wanted = port.visits > 1 || is_busy;
         let mut dropped = (None, hold);
         if wanted && !line.sender.is_closed() && port.kept.len() < KEPT_MAX {
@@ -232,13 +281,13 @@ impl Visit {
                 Some(hold) => port.lingers.replace((until, hold)),
                 None => None,
             };
-            drop(ports);
+            drop(inner);
             if earlier.is_none() {
-                tokio::spawn(linger(Arc::clone(&self.ports), self.key.clone()));
+                tokio::spawn(linger(Arc::clone(&self.pool), self.key.clone()));
             }
             drop(earlier);
         } else {
-            drop(ports);
+            drop(inner);
         }
         // In this order: nothing of it is open any more when nothing holds the sandbox.
         let (line, hold) = dropped;
@@ -249,15 +298,15 @@ impl Visit {
 }
 
 /// Ends what is kept of a busy port once nobody has asked for it for a while.
-async fn linger(ports: Arc<Mutex<Ports>>, key: (SandboxId, u16)) {
+async fn linger(pool: Arc<Mutex<Inner>>, key: (SandboxId, u16)) {
     loop {
-        let until = match lock(&ports).get(&key) {
+        let until = match lock(&pool).ports.get(&key) {
             Some(Port { lingers: Some((until, _)), .. }) => *until,
             _ => return,
         };
         tokio::time::sleep_until(until.into()).await;
-        let mut all = lock(&ports);
-        let Some(port) = all.get_mut(&key) else { return };
+        let mut inner = lock(&pool);
+        let Some(port) = inner.ports.get_mut(&key) else { return };
         match &port.lingers {
             Some((until, _)) if *until > Instant::now() => {}
             _ => {
@@ -265,7 +314,7 @@ async fn linger(ports: Arc<Mutex<Ports>>, key: (SandboxId, u16)) {
                 // Others are in progress: the connections are theirs.
                 let kept =
                     if port.visits == 0 { std::mem::take(&mut port.kept) } else { Vec::new() };
-                drop(all);
+                drop(inner);
                 // In this order, as after a request alone.
                 drop(kept);
                 drop(hold);
@@ -277,16 +326,96 @@ async fn linger(ports: Arc<Mutex<Ports>>, key: (SandboxId, u16)) {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        let mut ports = lock(&self.ports);
-        let Entry::Occupied(mut port) = ports.entry(self.key.clone()) else { return };
+        let mut inner = lock(&self.pool);
+        let Entry::Occupied(mut port) = inner.ports.entry(self.key.clone()) else { return };
         port.get_mut().visits -= 1;
         let is_last = port.get().visits == 0 && port.get().lingers.is_none();
         let kept = if is_last { std::mem::take(&mut port.get_mut().kept) } else { Vec::new() };
-        drop(ports);
+        drop(inner);
         drop(kept);
     }
 }
 
-fn lock(ports: &Mutex<Ports>) -> MutexGuard<'_, Ports> {
-    ports.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(pool: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+    pool.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::client::conn::http1;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt, DuplexStream};
+
+    use super::*;
+
+    /// Tells its end.
+    struct Held(Arc<Mutex<bool>>);
+
+    #[async_trait::async_trait]
+    impl Hold for Held {}
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            *self.0.lock().expect("nobody has panicked") = true;
+        }
+    }
+
+    /// One request to a port that is asked all the time: the server's end of its connection, and whether its hold has ended.
+    async fn busy(pool: &Pool, id: &SandboxId) -> (DuplexStream, Arc<Mutex<bool>>) {
+        for _ in 0..BUSY_REQUESTS {
+            drop(pool.visit(id, 8000));
+        }
+        let (near, far) = tokio::io::duplex(1024);
+        let (sender, carrier) = http1::handshake(TokioIo::new(near)).await.expect("a connection");
+        let line = Line {
+            sender,
+            wire: Wire::Waiter(Box::pin(carrier)),
+            machine: CancellationToken::new(),
+        };
+        let ended = Arc::default();
+        pool.visit(id, 8000).end(line, Some(Box::new(Held(Arc::clone(&ended)))));
+        (far, ended)
+    }
+
+    fn has_ended(ended: &Mutex<bool>) -> bool {
+        *ended.lock().expect("nobody has panicked")
+    }
+
+    #[tokio::test]
+    async fn s05_what_outlasts_requests_ends_with_a_sleep_that_is_asked_for() {
+        let pool = Pool::default();
+        let [one, other] = ["aaaaaaaaaaaa", "bbbbbbbbbbbb"].map(|id| id.parse().expect("an id"));
+        let (mut server, held) = busy(&pool, &one).await;
+        assert!(!has_ended(&held), "the next request comes at once");
+
+        let another = pool.quieten(Some(&other));
+        assert!(!has_ended(&held), "another sandbox is put to sleep");
+        let quiet = pool.quieten(Some(&one));
+        assert!(has_ended(&held));
+        assert_eq!(server.read(&mut [0]).await.expect("an end"), 0);
+
+        // What ends while it falls asleep has ended.
+        let (mut server, held) = busy(&pool, &one).await;
+        assert!(has_ended(&held));
+        assert_eq!(server.read(&mut [0]).await.expect("an end"), 0);
+        drop((another, quiet));
+        let (_server, held) = busy(&pool, &one).await;
+        assert!(!has_ended(&held), "nobody asks for a sleep any more");
+        let all = pool.quieten(None);
+        assert!(has_ended(&held));
+        drop(all);
+        assert!(lock(&pool.0).quiet.is_empty());
+    }
+
+    #[tokio::test]
+    async fn s05_a_request_in_progress_counts_whoever_asks_for_a_sleep() {
+        let pool = Pool::default();
+        let id = "aaaaaaaaaaaa".parse().expect("an id");
+        let visit = pool.visit(&id, 8000);
+        let (server, held) = busy(&pool, &id).await;
+        assert!(has_ended(&held), "it holds nothing while another does");
+        let _quiet = pool.quieten(Some(&id));
+        assert!(visit.take().is_some(), "its connections are those in progress'");
+        drop(server);
+    }
 }

@@ -218,6 +218,7 @@ pub(crate) async fn sleep(
 ) -> Result<Json<Sandbox>, Failure> {
     validate::sleep(&request)?;
     to_the_end(async move {
+        let _quiet = app.pool().quieten(Some(&entry.id));
         Ok(Json(app.host().sleep(&entry.id, request.tier, SleepFor::Asked).await?))
     })
     .await

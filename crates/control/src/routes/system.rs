@@ -48,6 +48,7 @@ pub(crate) async fn drain(
     JsonBody(request): JsonBody<DrainRequest>,
 ) -> Result<Json<DrainReport>, Failure> {
     to_the_end(async move {
+        let _quiet = app.pool().quieten(None);
         let report = crate::drain(&**app.host()).await;
         if request.stop {
             // This answer still goes out: requests in progress are let to their end.
