@@ -143,11 +143,16 @@ fn t11_t17_external_services_and_switching() {
             ("http://localhost:9000/there", "/base/there"),
             ("http://127.0.0.1:8080/", "/base/"),
             ("http://localhost/scene", "/base/scene"),
+            ("http://[::1]:9000/six", "/base/six"),
+            ("http://[::1]/", "/base/"),
+            ("http://[::ffff:127.0.0.1]:9000/mapped", "/base/mapped"),
         ] {
             let expected = format!("external GET {path} HTTP/1.1 host: 203.0.113.5:8088");
             assert_eq!(curl(lab, &id, url), (expected, "200".to_owned()), "{url}");
         }
-        assert_eq!(curl(lab, &id, "http://127.0.0.1:9001/").1, "000");
+        for elsewhere in ["127.0.0.1:9001", "[::1]:9001", "[::ffff:127.0.0.1]:9001", "[::2]:9000"] {
+            assert_eq!(curl(lab, &id, &format!("http://{elsewhere}/")).1, "000", "{elsewhere}");
+        }
         assert_eq!(sh(lab, &id, "ss -ltnH | wc -l"), "0", "T11: the port is left free");
         // One's own process can start any time; then the name is switched to it, and those that share it.
         serve_counter(lab, &id, 8080);
@@ -169,6 +174,7 @@ fn t11_t17_external_services_and_switching() {
         assert!(curl(lab, &id, "http://alias.internal:8080/").0.starts_with("2 "));
         assert!(curl(lab, &id, "http://localhost:8080/").0.starts_with("3 "));
         assert!(curl(lab, &id, "http://localhost/").0.starts_with("4 "));
+        assert!(curl(lab, &id, "http://[::1]/").0.starts_with("5 "));
         assert!(curl(lab, &id, "http://localhost:9000/").0.starts_with("external"));
         assert!(curl(lab, &id, "http://other.internal:9000/").0.starts_with("external"));
         // The same as a tool, and back.

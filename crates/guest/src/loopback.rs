@@ -1,9 +1,12 @@
-//! Ports of 127.0.0.1 that lead elsewhere, for the user's programs.
+//! Ports of localhost that lead elsewhere, for the user's programs.
 //!
-//! The kernel is given a small program that it runs at each `connect` to an IPv4 address below the cgroup of the user's programs
-//! (a BPF program of the kind `cgroup/connect4`): it changes where the connection goes before there is one. So nothing listens
-//! on the port, a program may bind it at any time, and no connection passes through the agent. What is said here is kept by the
-//! kernel: it is there after a sleep, and gone after a reboot.
+//! The kernel is given two small programs that it runs at each `connect` to an IPv4 or IPv6 address below the cgroup of the user's
+//! programs (BPF programs of the kinds `cgroup/connect4` and `cgroup/connect6`): they change where the connection goes before there
+//! is one. So nothing listens on the port, a program may bind it at any time, and no connection passes through the agent. What is
+//! said here is kept by the kernel: it is there after a sleep, and gone after a reboot.
+//!
+//! Where a port leads is an IPv4 address. A connection to `::1` is sent there as one to the mapped address (`::ffff:a.b.c.d`), which
+//! each IPv6 socket takes unless it is set to IPv6 alone (`IPV6_V6ONLY`): such a one is told that the network is unreachable.
 //!
 //! Numbers and layouts are those of Linux's `include/uapi/linux/bpf.h`.
 
@@ -26,6 +29,7 @@ const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_PROG_TYPE_CGROUP_SOCK_ADDR: u32 = 18;
 const BPF_CGROUP_INET4_CONNECT: u32 = 10;
+const BPF_CGROUP_INET6_CONNECT: u32 = 11;
 /// Programs of cgroups below run as well.
 const BPF_F_ALLOW_MULTI: u32 = 2;
 const BPF_FUNC_MAP_LOOKUP_ELEM: i32 = 1;
@@ -35,10 +39,12 @@ const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// Fields of `struct bpf_sock_addr`.
 const USER_IP4: i16 = 4;
+/// Four words.
+const USER_IP6: [i16; 4] = [8, 12, 16, 20];
 const USER_PORT: i16 = 24;
 const PROTOCOL: i16 = 36;
 
-/// The ways, and the program that knows them. The kernel keeps the program for as long as the cgroup is there.
+/// The ways, which the programs know. The kernel keeps the programs for as long as the cgroup is there.
 #[derive(Debug)]
 pub(crate) struct Loopback {
     ways: OwnedFd,
@@ -55,8 +61,11 @@ impl Loopback {
     /// Begins to look at what the programs of a cgroup (v2) connect to. Nothing leads elsewhere yet.
     pub(crate) fn below(cgroup: BorrowedFd<'_>) -> io::Result<Self> {
         let ways = create_map()?;
-        let program = load(&program(ways.as_fd(), netns_cookie()?))?;
-        attach(cgroup, program.as_fd())?;
+        let netns = netns_cookie()?;
+        for family in [Family::V4, Family::V6] {
+            let program = load(&program(family, ways.as_fd(), netns), family)?;
+            attach(cgroup, program.as_fd(), family)?;
+        }
         Ok(Self { ways })
     }
 
@@ -136,21 +145,46 @@ impl Instruction {
     }
 }
 
-/// At each `connect`: TCP from the guest's own network, to 127.0.0.1, on a port that leads elsewhere, goes there. All other
+/// To what kind of address a program connects.
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    /// When the kernel runs the program.
+    fn attach_type(self) -> u32 {
+        match self {
+            Self::V4 => BPF_CGROUP_INET4_CONNECT,
+            Self::V6 => BPF_CGROUP_INET6_CONNECT,
+        }
+    }
+}
+
+/// At each `connect`: TCP from the guest's own network, to localhost, on a port that leads elsewhere, goes there. All other
 /// connections are let through as they are.
-fn program(ways: BorrowedFd<'_>, netns: u64) -> Vec<u8> {
+fn program(family: Family, ways: BorrowedFd<'_>, netns: u64) -> Vec<u8> {
     /// Stands for the number of instructions to be jumped over, which is known in the end.
     const TO_THE_END: i16 = i16::MAX;
     /// Says of a wide value that it is the descriptor of a map.
     const MAP: u8 = 1;
+    /// 127.0.0.1, the last word of `::1`, and the third of mapped addresses, as they are in memory.
+    const LOCALHOST: i32 = i32::from_le_bytes([127, 0, 0, 1]);
+    const ONE: i32 = i32::from_le_bytes([0, 0, 0, 1]);
+    const MAPPED: i32 = i32::from_le_bytes([0, 0, 0xff, 0xff]);
     let op = |code, to, from, offset, value| Instruction { code, to, from, offset, value };
     // Registers: 0 is what a call gives and what the program answers, 1 to 5 are arguments, 6 is kept over calls, 10 is the stack.
     let load_u32 = |to, from, offset| op(0x61, to, from, offset, 0);
     let store_u32 = |to, offset, from| op(0x63, to, from, offset, 0);
+    // Of 32 bits each: a value of 64 would have the sign of these.
+    let put_u32 = |to, value| op(0xb4, to, 0, 0, value);
+    let end_unless = |register, value| op(0x56, register, 0, TO_THE_END, value);
+    let skip_unless = |register, value, steps| op(0x56, register, 0, steps, value);
+    let skip = |steps| op(0x05, 0, 0, steps, 0);
     let copy = |to, from| op(0xbf, to, from, 0, 0);
     let add = |to, value| op(0x07, to, 0, 0, value);
     let call = |function| op(0x85, 0, 0, 0, function);
-    let end_unless = |register, value| op(0x55, register, 0, TO_THE_END, value);
     let end_if_zero = |register| op(0x15, register, 0, TO_THE_END, 0);
     let wide = |to, from, value: u64| {
         let [l0, l1, l2, l3, h0, h1, h2, h3] = value.to_le_bytes();
@@ -158,17 +192,29 @@ fn program(ways: BorrowedFd<'_>, netns: u64) -> Vec<u8> {
             (i32::from_le_bytes([l0, l1, l2, l3]), i32::from_le_bytes([h0, h1, h2, h3]));
         [op(0x18, to, from, 0, low), op(0, 0, 0, 0, high)]
     };
-    let localhost = i32::from_le_bytes([127, 0, 0, 1]);
-    let mut steps = vec![
-        copy(6, 1),
-        load_u32(2, 6, PROTOCOL),
-        end_unless(2, libc::IPPROTO_TCP),
-        load_u32(2, 6, USER_IP4),
-        end_unless(2, localhost),
+    let mut steps = vec![copy(6, 1), load_u32(2, 6, PROTOCOL), end_unless(2, libc::IPPROTO_TCP)];
+    match family {
+        Family::V4 => steps.extend([load_u32(2, 6, USER_IP4), end_unless(2, LOCALHOST)]),
+        Family::V6 => steps.extend([
+            load_u32(2, 6, USER_IP6[0]),
+            end_unless(2, 0),
+            load_u32(2, 6, USER_IP6[1]),
+            end_unless(2, 0),
+            load_u32(2, 6, USER_IP6[2]),
+            load_u32(3, 6, USER_IP6[3]),
+            // `::1`, or else `::ffff:127.0.0.1`.
+            skip_unless(2, 0, 2),
+            end_unless(3, ONE),
+            skip(2),
+            end_unless(2, MAPPED),
+            end_unless(3, LOCALHOST),
+        ]),
+    }
+    steps.extend([
         // In a network namespace of its own, as a container's, localhost is the container.
         copy(1, 6),
         call(BPF_FUNC_GET_NETNS_COOKIE),
-    ];
+    ]);
     steps.extend(wide(2, 0, netns));
     steps.extend([
         // Unless both are the same.
@@ -177,13 +223,23 @@ fn program(ways: BorrowedFd<'_>, netns: u64) -> Vec<u8> {
         store_u32(10, -4, 2),
     ]);
     steps.extend(wide(1, MAP, u64::from(raw(ways))));
+    steps.extend([copy(2, 10), add(2, -4), call(BPF_FUNC_MAP_LOOKUP_ELEM), end_if_zero(0)]);
+    if let Family::V6 = family {
+        steps.extend([
+            put_u32(2, 0),
+            store_u32(6, USER_IP6[0], 2),
+            store_u32(6, USER_IP6[1], 2),
+            put_u32(2, MAPPED),
+            store_u32(6, USER_IP6[2], 2),
+        ]);
+    }
+    let address = match family {
+        Family::V4 => USER_IP4,
+        Family::V6 => USER_IP6[3],
+    };
     steps.extend([
-        copy(2, 10),
-        add(2, -4),
-        call(BPF_FUNC_MAP_LOOKUP_ELEM),
-        end_if_zero(0),
         load_u32(2, 0, 0),
-        store_u32(6, USER_IP4, 2),
+        store_u32(6, address, 2),
         load_u32(2, 0, 4),
         store_u32(6, USER_PORT, 2),
         // The end: it is let through.
@@ -208,7 +264,7 @@ fn create_map() -> io::Result<OwnedFd> {
     bpf(BPF_MAP_CREATE, &attr).map(descriptor)
 }
 
-fn load(program: &[u8]) -> io::Result<OwnedFd> {
+fn load(program: &[u8], family: Family) -> io::Result<OwnedFd> {
     let mut attr = Attr::default();
     let license = c"Apache-2.0";
     attr.put_u32(0, BPF_PROG_TYPE_CGROUP_SOCK_ADDR);
@@ -216,15 +272,15 @@ fn load(program: &[u8]) -> io::Result<OwnedFd> {
     attr.put_u64(8, program.as_ptr().expose_provenance() as u64);
     attr.put_u64(16, license.as_ptr().expose_provenance() as u64);
     // `expected_attach_type`
-    attr.put_u32(68, BPF_CGROUP_INET4_CONNECT);
+    attr.put_u32(68, family.attach_type());
     bpf(BPF_PROG_LOAD, &attr).map(descriptor)
 }
 
-fn attach(cgroup: BorrowedFd<'_>, program: BorrowedFd<'_>) -> io::Result<()> {
+fn attach(cgroup: BorrowedFd<'_>, program: BorrowedFd<'_>, family: Family) -> io::Result<()> {
     let mut attr = Attr::default();
     attr.put_u32(0, raw(cgroup));
     attr.put_u32(4, raw(program));
-    attr.put_u32(8, BPF_CGROUP_INET4_CONNECT);
+    attr.put_u32(8, family.attach_type());
     attr.put_u32(12, BPF_F_ALLOW_MULTI);
     bpf(BPF_PROG_ATTACH, &attr).map(drop)
 }
