@@ -82,6 +82,11 @@ fn t17_https_with_http2_to_the_interface_and_to_a_sandbox_that_sleeps() {
         assert!(!output.status.success(), "{said}");
         assert!(said.contains("no TLS with the daemon at localhost:8420"), "{said}");
         assert!(said.contains("DORMOUSE_CA"), "{said}");
+        let plain = ["--url", "http://localhost:8420", "--token", token.trim()];
+        let output = lab.run(&[&plain[..], &["sandboxes", "list"]].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{said}");
+        assert!(said.contains("`--url https://localhost:8420`"), "{said}");
         // A key that does not fit is told at the start.
         lab.stop_daemon();
         std::fs::write(&key, "no key\n").expect("written");

@@ -129,12 +129,7 @@ impl Client {
             .body(body)
             .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
         let stream = self.connect().await?;
-        let broke = |error: hyper::Error| {
-            Problem::unreachable(format!(
-                "the connection to the daemon broke: {}",
-                with_sources(&error)
-            ))
-        };
+        let broke = |error: hyper::Error| self.broke(&error);
         let (mut sender, wire) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
         // Ends with the request and its answer, which tell of any error.
@@ -152,12 +147,7 @@ impl Client {
             .body(full(""))
             .map_err(|error| Problem::usage(format!("cannot send this: {error}")))?;
         let stream = self.connect().await?;
-        let broke = |error: hyper::Error| {
-            Problem::unreachable(format!(
-                "the connection to the daemon broke: {}",
-                with_sources(&error)
-            ))
-        };
+        let broke = |error: hyper::Error| self.broke(&error);
         let (mut sender, wire) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broke)?;
         tokio::spawn(wire.with_upgrades());
@@ -200,9 +190,20 @@ impl Client {
                     Problem::from,
                 ))
             }
-            Err(error) => {
-                Err(Problem::unreachable(format!("the connection to the daemon broke: {error}")))
-            }
+            Err(error) => Err(self.broke(&error)),
+        }
+    }
+
+    /// A connection that was there broke before it had brought an answer.
+    fn broke(&self, error: &dyn std::error::Error) -> Problem {
+        let text = format!("the connection to the daemon broke: {}", with_sources(error));
+        let problem = Problem::unreachable(text);
+        match &self.endpoint {
+            // So it looks from here when the other side speaks TLS.
+            Endpoint::Tcp { authority, tls: None, .. } => problem.hint(format!(
+                "does the daemon serve HTTPS there? Then it is `--url https://{authority}`"
+            )),
+            _ => problem,
         }
     }
 

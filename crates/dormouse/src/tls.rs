@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::crypto::aws_lc_rs;
 use rustls::pki_types::pem::PemObject;
@@ -12,6 +13,10 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::problem::Problem;
+
+/// How long the other side may take for its part of the handshake: a daemon needs milliseconds, a far one on a bad line a second
+/// or two, and one that speaks no TLS may never say anything.
+const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// How one daemon is spoken with.
 #[derive(Clone)]
@@ -35,6 +40,10 @@ impl Tls {
             Some(file) => named(file)?,
             None => of_the_system()?,
         };
+        Self::trusting(name, roots)
+    }
+
+    fn trusting(name: ServerName<'static>, roots: RootCertStore) -> Result<Self, Problem> {
         let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_safe_default_protocol_versions()
             .map_err(|error| Problem::new(format!("TLS cannot be used: {error}")))?
@@ -49,11 +58,20 @@ impl Tls {
         stream: TcpStream,
         address: &str,
     ) -> Result<TlsStream<TcpStream>, Problem> {
-        self.connector.connect(self.name.clone(), stream).await.map_err(|error| {
-            Problem::unreachable(format!("no TLS with the daemon at {address}: {error}")).hint(
+        let no_tls =
+            |why: &str| Problem::unreachable(format!("no TLS with the daemon at {address}: {why}"));
+        let shaken = self.connector.connect(self.name.clone(), stream);
+        match tokio::time::timeout(HANDSHAKE_TIME_MAX, shaken).await {
+            Ok(Ok(stream)) => Ok(stream),
+            Ok(Err(error)) => Err(no_tls(&error.to_string()).hint(
                 "`--ca FILE` (`DORMOUSE_CA`) names the authority of its certificate; does the daemon serve HTTPS there at all?",
-            )
-        })
+            )),
+            Err(_) => {
+                let seconds = HANDSHAKE_TIME_MAX.as_secs();
+                Err(no_tls(&format!("it did not answer the handshake within {seconds} s"))
+                    .hint("does the daemon serve HTTPS there at all, and is it alive?"))
+            }
+        }
     }
 }
 
@@ -87,4 +105,30 @@ fn of_the_system() -> Result<RootCertStore, Problem> {
         ));
     }
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// The clock goes on by itself where everybody waits.
+    #[tokio::test(start_paused = true)]
+    async fn a_handshake_that_is_not_answered_ends_in_time() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = silent.local_addr().expect("its address");
+        let stream = TcpStream::connect(address).await.expect("connected");
+        let name = ServerName::try_from("localhost").expect("a name");
+        let tls = Tls::trusting(name, RootCertStore::empty()).expect("TLS");
+        let begun = tokio::time::Instant::now();
+        let problem = tls.over(stream, "localhost:1").await.expect_err("nobody answers");
+        assert_eq!(begun.elapsed(), HANDSHAKE_TIME_MAX);
+        let said = problem.sentence();
+        assert!(
+            said.starts_with("no TLS with the daemon at localhost:1: it did not answer"),
+            "{said}"
+        );
+        assert!(said.contains("within 10 s"), "{said}");
+    }
 }
