@@ -53,7 +53,12 @@ impl Grant {
         headers: &HeaderMap,
         accounts: &Accounts,
     ) -> Result<Self, ApiError> {
-        let Some(value) = headers.get(ACCOUNT_HEADER) else { return Ok(self) };
+        let mut values = headers.get_all(ACCOUNT_HEADER).iter();
+        let Some(value) = values.next() else { return Ok(self) };
+        if values.next().is_some() {
+            let text = format!("`{ACCOUNT_HEADER}` is there more than once");
+            return Err(ApiError::invalid(ACCOUNT_HEADER, text).hint("name one account, once"));
+        }
         let account = value.to_str().unwrap_or_default();
         if account == self.account {
             return Ok(self);

@@ -166,4 +166,14 @@ mod tests {
         }
         assert_eq!(refused(get("/").method("TRACE")).as_deref(), None);
     }
+
+    #[test]
+    fn t19_trace_is_refused_for_servers_in_sandboxes() {
+        let answered =
+            |method: &str| no_trace(&Request::builder().method(method).body(()).unwrap());
+        assert_eq!(answered("TRACE").expect_err("refused").code, Code::MethodNotAllowed);
+        for other in ["GET", "OPTIONS", "PROPFIND", "trace"] {
+            assert_eq!(answered(other), Ok(()), "{other}: methods are told apart by case");
+        }
+    }
 }

@@ -411,3 +411,33 @@ async fn b14_waiting_calls_are_told_when_credit_runs_out_and_go_on_with_more() {
     let stopped = world.with_key(&key, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null).await;
     assert_eq!(stopped.status, 204);
 }
+
+/// Of two accounts neither is the one that is meant: a proxy may add its own, and look at the other.
+#[tokio::test]
+async fn b43_an_operator_names_one_account_or_none() {
+    let world = World::new().await;
+    for account in ["acme", "other"] {
+        assert_eq!(world.account(account).await.status, 201);
+    }
+    for (values, said) in [
+        (&["acme"][..], None),
+        (&["acme", "other"], Some("x-dormouse-account")),
+        (&["acme", "acme"], Some("x-dormouse-account")),
+        (&["default", "acme"], Some("x-dormouse-account")),
+    ] {
+        let mut request = world.request("GET", "/v1/boxes");
+        for value in values {
+            request = request.header("X-Dormouse-Account", *value);
+        }
+        let body = http_body_util::Full::new(bytes::Bytes::new());
+        let answer = world.send(request.body(body).unwrap()).await;
+        match said {
+            None => assert_eq!(answer.status, 200, "{values:?}: {:?}", answer.body),
+            Some(field) => {
+                let refused = answer.value();
+                assert_eq!((answer.status, &refused["field"]), (400, &json!(field)), "{values:?}");
+                assert_eq!(refused["code"], "invalid_request");
+            }
+        }
+    }
+}

@@ -788,3 +788,21 @@ async fn s02_a_busy_port_keeps_its_connections_over_short_gaps_and_not_longer() 
     server.ended.wait_for(|ended| *ended == opened).await.unwrap();
     world.fake.holds.subscribe().wait_for(|holds| *holds == 0).await.unwrap();
 }
+
+/// `TRACE` would tell a page what its browser sends besides, and `CONNECT` asks for a proxy: no server in a sandbox hears of them.
+#[tokio::test]
+async fn t19_trace_and_connect_are_refused_at_a_link() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let server = numbering().await;
+    let host = world.link("web", server.port).await;
+    for (method, path) in [("TRACE", "/"), ("TRACE", "/there?x=1"), ("CONNECT", &host)] {
+        let request = Request::builder().method(method).uri(path).header("host", &host);
+        let answer = world.send(request.body(Empty::<Bytes>::new()).unwrap()).await;
+        assert_eq!(answer.status, 405, "{method}: {:?}", answer.body);
+        let said = String::from_utf8_lossy(&answer.body);
+        assert!(said.contains("method_not_allowed"), "{method}: {said}");
+    }
+    assert_eq!(*server.connections.borrow(), 0);
+    assert_eq!(asked(&world, "OPTIONS", &host, "/").await, "1.1", "others are passed on");
+}
