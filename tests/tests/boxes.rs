@@ -380,6 +380,30 @@ fn b35_b37_conversations() {
     });
 }
 
+/// Who waits for a command when the box ends by itself is told that it is lost, and has it booted at once; who comes next, that it was.
+#[test]
+fn b44_a_box_that_ended_under_a_command_says_once_that_it_was_booted() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let id = id_of(&start(lab, &json!({ "goal": "x" })));
+        let path = format!("/v1/boxes/{id}/exec");
+        let exec = |command: &str| call(lab, "POST", &path, &json!({ "command": command }));
+        for how in ["c", "o"] {
+            let (status, lost) = exec(&format!(
+                "echo 1 > /proc/sys/kernel/sysrq; echo {how} > /proc/sysrq-trigger; sleep 60"
+            ));
+            assert_eq!((status, &lost["code"]), (409, &json!("command_lost")), "{lost}");
+            // Reading its processes tells nobody.
+            done(lab, "GET", &format!("/v1/boxes/{id}/procs"), &Value::Null);
+            let (status, next) = exec("true");
+            let note = next["note"].as_str().unwrap_or_default().to_owned();
+            assert_eq!(status, 200, "{next}");
+            assert!(note.contains("was booted from its disk"), "{how}: {next}");
+            assert_eq!(exec("true").1["note"], Value::Null, "it is told once");
+        }
+    });
+}
+
 #[test]
 fn b44_packets_do_not_thaw_a_box() {
     isolated(test_name!(), |lab| {

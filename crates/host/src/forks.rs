@@ -218,6 +218,7 @@ fn fork_of(of: &Manifest, new: &NewFork, slot: u32) -> Manifest {
         machine: None,
         woke_because: None,
         last_end: None,
+        boots: 0,
         moved_to: None,
         used: Used::default(),
         box_use: None,

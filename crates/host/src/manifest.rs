@@ -78,6 +78,9 @@ pub struct Manifest {
     /// How its machine ended last, where that cost what ran (`machine_lost`, `reboot`, …); cleared by nothing but a
     /// newer end.
     pub last_end: Option<String>,
+    /// How often it was booted from its disk after its machine had ended by itself.
+    #[serde(default)]
+    pub boots: u64,
     /// The host that has taken it over: here it runs no more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved_to: Option<String>,
@@ -448,6 +451,7 @@ mod tests {
             machine: None,
             woke_because: None,
             last_end: None,
+            boots: 0,
             moved_to: None,
             used: Used::default(),
             box_use: None,

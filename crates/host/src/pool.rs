@@ -540,6 +540,7 @@ impl Manifest {
             machine: None,
             woke_because: None,
             last_end: None,
+            boots: 0,
             moved_to: None,
             used: Used::default(),
             box_use: None,

@@ -152,4 +152,6 @@ pub struct BoxLife {
     pub restorable_until_unix_ms: Option<u64>,
     /// Why it is what it is, where there is more to say than its status (B2, B29).
     pub reason: Option<String>,
+    /// How often it was booted from its disk after its machine had ended by itself: what ran before the last of these is lost.
+    pub boots: u64,
 }

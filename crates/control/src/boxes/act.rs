@@ -17,8 +17,24 @@ pub(crate) struct Acting {
     pub(crate) note: Option<String>,
     /// How long it took to thaw it, milliseconds.
     pub(crate) woke_ms: Option<f64>,
+    /// How often it was booted after an end by itself.
+    boots: u64,
     /// Holds the box until it is dropped.
     _hold: Box<dyn Hold>,
+}
+
+impl Acting {
+    /// Somebody is told the note: that the box was booted is told once.
+    pub(super) async fn noted(&self, app: &App) {
+        let (id, boots) = (&self.record.id, self.boots);
+        if boots <= self.record.boots_told {
+            return;
+        }
+        let told = |record: &mut BoxRecord| record.boots_told = record.boots_told.max(boots);
+        if let Err(error) = app.boxes().change(app.catalogue(), id, told).await {
+            tracing::error!(sandbox = %id, ?error, "that it was booted is told once more");
+        }
+    }
 }
 
 /// A box of the account, by its id.
@@ -37,7 +53,7 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
         return Err(ended_error(&record, ended).into());
     }
     let before = view::known(app, &record).await?;
-    let Some((known, life)) = before else {
+    let Some((_, life)) = before else {
         let text = format!("box {id} is interrupted: its host is gone, and nothing on it survived");
         return Err(ApiError::new(Code::BoxStopped, text)
             .hint("start a new one with sandbox_start")
@@ -62,8 +78,9 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
         let agent = who.agent.clone();
         app.boxes().change(app.catalogue(), &record.id, |record| record.agent = agent).await?;
     }
-    let off = known.sandbox.sleep_tier == Some(api::sandbox::SleepTier::Off);
-    let note = if off {
+    // Also one that ended under a call, which has it booted at once, and of which nobody has heard yet.
+    let boots = app.host().view(&record.id).await?.boxed.map_or(0, |life| life.boots);
+    let note = if boots > record.boots_told {
         Some("The box had ended by itself (power off, reboot or crash) and was booted from its disk: the processes that ran in it \
               are lost, what was written is there."
             .to_owned())
@@ -75,7 +92,7 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
     } else {
         None
     };
-    Ok(Acting { record, note, woke_ms: hold.woke_ms, _hold: hold.value })
+    Ok(Acting { record, note, woke_ms: hold.woke_ms, boots, _hold: hold.value })
 }
 
 /// Waits for something that is done in a box; where its account runs out of credit meanwhile, whoever waits is told so, and it goes on

@@ -27,6 +27,8 @@ pub(crate) struct Way {
     pub(crate) bytes: u64,
     /// The longest that it can wait; `None`: as long as asked.
     pub(crate) waits: Option<Duration>,
+    /// A note in the answer reaches somebody.
+    pub(crate) notes: bool,
 }
 
 /// Runs a command, or reads one on. A foreground command is waited for as long as the caller can wait; then it runs on by itself
@@ -43,8 +45,14 @@ pub(crate) async fn exec(
     let bytes = request.max_bytes.unwrap_or(way.bytes);
     let mut acting = act(app, who, id, "sandbox_exec").await?;
     let record = acting.record.clone();
-    let run = run(app, &mut acting, &request, until, bytes);
-    super::while_paid(app, &record, run).await
+    let work = async {
+        let done = run(app, &mut acting, &request, until, bytes).await?;
+        if way.notes {
+            acting.noted(app).await;
+        }
+        Ok(done)
+    };
+    super::while_paid(app, &record, work).await
 }
 
 async fn run(

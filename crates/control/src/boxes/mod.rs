@@ -228,6 +228,7 @@ mod tests {
             last_used_ms: 1,
             timeline: Vec::new(),
             stop_reason: None,
+            boots_told: 0,
             ended: None,
         };
         boxes.keep(&catalogue, record).await.unwrap();

@@ -22,7 +22,8 @@ const BETWEEN: &str = "--listening--";
 pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses, Failure> {
     let command = format!("ps -eo pid=,ppid=,rss=,cputimes=,args= && echo {BETWEEN} && ss -ltnpH");
     let request = BoxExec { command: Some(command), ..BoxExec::default() };
-    let listed = run(app, who, id, Way { bytes: BYTES_MAX, waits: Some(WAIT) }, request).await?;
+    let way = Way { bytes: BYTES_MAX, waits: Some(WAIT), notes: false };
+    let listed = run(app, who, id, way, request).await?;
     if let Some(error) = exec::failed(&listed, "listing its processes") {
         return Err(error.into());
     }

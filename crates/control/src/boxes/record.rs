@@ -42,6 +42,9 @@ pub(crate) struct BoxRecord {
     /// Why the rules of idleness stopped it, while its copy is kept.
     #[serde(default)]
     pub(crate) stop_reason: Option<String>,
+    /// How many of its boots after an end by itself somebody who runs commands in it has been told of.
+    #[serde(default)]
+    pub(crate) boots_told: u64,
     /// It has ended: nothing of its sandbox is left.
     #[serde(default)]
     pub(crate) ended: Option<Ended>,

@@ -381,6 +381,7 @@ impl NewBox {
             last_used_ms: entry.created_ms,
             timeline: Vec::new(),
             stop_reason: None,
+            boots_told: 0,
             ended: None,
         }
     }

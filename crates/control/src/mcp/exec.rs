@@ -34,7 +34,7 @@ pub(super) fn exec_tool() -> Tool {
 
 pub(super) async fn exec(call: &Call, arguments: JsonObject) -> Result<Outcome, Failure> {
     let (id, request): (_, BoxExec) = read_about(arguments)?;
-    let way = Way { bytes: OUTPUT_BYTES, waits: Some(call.waits) };
+    let way = Way { bytes: OUTPUT_BYTES, waits: Some(call.waits), notes: true };
     let done = boxes::exec(&call.app, &call.who, &id, way, request).await?;
     Outcome::new(exec_text(&id, &done), &done)
 }

@@ -209,7 +209,7 @@ pub(crate) async fn exec(
     BoxId(id): BoxId,
     JsonBody(request): JsonBody<BoxExec>,
 ) -> Result<Json<BoxExecResult>, Failure> {
-    let way = Way { bytes: OUTPUT_BYTES, waits: None };
+    let way = Way { bytes: OUTPUT_BYTES, waits: None, notes: true };
     Ok(Json(boxes::exec(&app, &who, &id, way, request).await?))
 }
 

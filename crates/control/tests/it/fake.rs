@@ -287,6 +287,7 @@ fn fresh_box() -> BoxLife {
         stopped_unix_ms: None,
         restorable_until_unix_ms: None,
         reason: None,
+        boots: 0,
     }
 }
 

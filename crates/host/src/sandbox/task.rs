@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use api::SandboxId;
 use lifecycle::{
     Attempt, Call, CallKind, CaptureId, Cause, Death, FailureCode, Heard, Order, Phase, Recovered,
-    Report, Sandbox, Tier, Time, What, Work,
+    Report, Sandbox, Start, Tier, Time, What, Work,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -418,6 +418,11 @@ impl Task {
                 self.flush_owed = true;
                 self.need = None;
                 self.failure = None;
+                if matches!(what, What::Started { how: Start::Boot })
+                    && self.core.last_death().is_some()
+                {
+                    self.note(|manifest| manifest.boots += 1).await;
+                }
                 let told = self.core.last_death().is_none()
                     && self.record.with(|manifest| manifest.last_end.is_some());
                 if told {

@@ -82,14 +82,14 @@ pub(crate) fn known(
         link_key: manifest.link_key.clone(),
         epoch: manifest.epoch,
         asleep_ms: asleep_ms(core, manifest),
-        boxed: manifest.policy.boxed.is_some().then(|| box_life(core, now)),
+        boxed: manifest.policy.boxed.is_some().then(|| box_life(core, manifest, now)),
         // One that another host has taken over is put aside, not deleted, and its row stays.
         going: core.is_going() && manifest.moved_to.is_none(),
     }
 }
 
 /// What is told of a box.
-fn box_life(core: &lifecycle::Sandbox, now: Time) -> BoxLife {
+fn box_life(core: &lifecycle::Sandbox, manifest: &Manifest, now: Time) -> BoxLife {
     let freeze = core.freeze(now);
     let blocked_by = freeze.blocked_by.iter().map(|blocked| BoxBlocker {
         kind: blocked.by.as_str().to_owned(),
@@ -107,6 +107,7 @@ fn box_life(core: &lifecycle::Sandbox, now: Time) -> BoxLife {
         stopped_unix_ms: core.stopped().map(|stopped| unix_ms_of(stopped.at)),
         restorable_until_unix_ms: core.restorable_until().map(unix_ms_of),
         reason: box_reason(core),
+        boots: manifest.boots,
     }
 }
 
