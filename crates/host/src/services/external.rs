@@ -18,6 +18,9 @@ use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
 
 /// How long the external base may take to take a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// How long a connection is kept without a request. What lies between may have changed meanwhile without a word, and whoever asks over
+/// such a connection waits in vain; servers of the field close theirs after five seconds at the least.
+const KEPT_TIME_MAX: Duration = Duration::from_secs(3);
 /// Bytes that wait between the edge and an external service.
 const PIPE_BYTES: usize = 64 * 1024;
 /// How long a request's head may take to arrive.
@@ -84,11 +87,20 @@ async fn pass_on(base: &str, request: Request<Incoming>) -> Result<Response<Body
 
 fn unreachable(base: &str, error: &reqwest::Error) -> Response<Body> {
     let why = if error.is_connect() { "takes no connection" } else { "does not answer" };
-    let text = format!("the external base {base} of this box {why}\n");
+    let text = format!("the external base {base} of this box {why}: {}\n", cause(error));
     let body = Full::new(Bytes::from(text)).map_err(|never| match never {}).boxed();
     let mut response = Response::new(body);
     *response.status_mut() = StatusCode::BAD_GATEWAY;
     response
+}
+
+/// What lies at the bottom of an error: the rest is how it came up.
+fn cause(error: &reqwest::Error) -> String {
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }
 
 /// One client for all: what it keeps open is shared.
@@ -97,6 +109,7 @@ fn client() -> reqwest::Client {
     let make = || {
         let builder = reqwest::Client::builder()
             .connect_timeout(CONNECT_MAX)
+            .pool_idle_timeout(KEPT_TIME_MAX)
             // A redirect is the caller's to follow, and what the host's environment says is not the guests'.
             .redirect(reqwest::redirect::Policy::none())
             .dns_resolver(Arc::new(Elsewhere))
@@ -132,7 +145,68 @@ fn leads_elsewhere(ip: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+    use std::net::{Shutdown, TcpListener, TcpStream};
+
     use super::*;
+
+    /// How long a test waits for what must happen.
+    const PATIENCE: Duration = Duration::from_secs(30);
+
+    /// Asks an external base for `/` and gives the whole answer.
+    async fn ask(base: &str) -> String {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let wiring = Wiring { wires: Vec::new(), external_base_url: Some(base.to_owned()) };
+        let mut asking = connect(wiring);
+        let request = "GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+        asking.write_all(request.as_bytes()).await.expect("asked");
+        let mut answer = String::new();
+        asking.read_to_string(&mut answer).await.expect("an answer");
+        answer
+    }
+
+    /// Answers one request and does not end the connection.
+    fn answer(stream: &mut TcpStream) {
+        stream.set_read_timeout(Some(PATIENCE)).expect("a limit");
+        let (mut head, mut byte) = (Vec::new(), [0]);
+        while !head.ends_with(b"\r\n\r\n") {
+            stream.read_exact(&mut byte).expect("a request");
+            head.push(byte[0]);
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nthere").expect("answered");
+    }
+
+    #[tokio::test]
+    async fn t11_a_connection_to_the_external_base_is_not_kept_for_long() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let base = format!("http://{}", listener.local_addr().expect("its address"));
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().expect("a connection");
+            answer(&mut stream);
+            answer(&mut stream);
+            // Its end, in time.
+            let ended = stream.read(&mut [0]);
+            drop(stream.shutdown(Shutdown::Both));
+            ended.map_err(|error| error.kind())
+        });
+        for _ in 0..2 {
+            assert!(ask(&base).await.ends_with("there"), "over one connection");
+        }
+        let ended = tokio::task::spawn_blocking(|| server.join().expect("no panic")).await;
+        assert_eq!(ended.expect("waited"), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn t11_why_the_external_base_is_not_reached_is_told() {
+        let closed = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let address = closed.local_addr().expect("its address");
+        drop(closed);
+        let answer = ask(&format!("http://{address}")).await;
+        assert!(answer.starts_with("HTTP/1.1 502"), "{answer}");
+        assert!(answer.contains("takes no connection: Connection refused"), "{answer}");
+        let answer = ask("http://localhost:1").await;
+        assert!(answer.contains("it leads to this host itself, or nowhere"), "{answer}");
+    }
 
     #[tokio::test]
     async fn t11_a_name_that_leads_to_this_host_itself_is_no_external_base() {
