@@ -215,6 +215,7 @@ fn b10_b15_b17_t10_links_between_boxes() {
         serve_counter(lab, &a, 8000);
         let link = json!([{ "name": "db.internal", "port": 80, "fromBox": a, "fromPort": 8000 }]);
         let b = id_of(&start(lab, &json!({ "goal": "b", "services": link })));
+        assert_eq!(view(lab, &b)["services"][0]["warning"], Value::Null);
         wait_status(lab, &a, "frozen");
         // A link thaws its target (B15).
         let (body, status) = curl(lab, &b, "http://db.internal/");
@@ -256,6 +257,16 @@ fn b10_b15_b17_t10_links_between_boxes() {
         let (body, status) = curl(lab, &b, "http://db.internal/");
         assert_eq!(status, "200", "{body}");
         assert!(body.starts_with("2 "), "nothing was lost: {body}");
+        // A link to a port that is not declared is told, at the start as well, and so is one to a box that has ended.
+        let other = json!([{ "name": "db.internal", "port": 80, "fromBox": a, "fromPort": 9000 }]);
+        let tool = e2e::mcp::Http::new(lab);
+        let started = tool.done("sandbox_start", json!({ "goal": "c", "services": other }));
+        let warning = started["services"][0]["warning"].as_str().unwrap_or_default().to_owned();
+        assert!(warning.contains("declares no service there (but on 8000)"), "{started}");
+        done(lab, "DELETE", &format!("/v1/boxes/{a}"), &Value::Null);
+        let status = tool.done("sandbox_status", json!({ "id": b }));
+        let warning = status["services"][0]["warning"].as_str().unwrap_or_default().to_owned();
+        assert!(warning.contains(&format!("box {a}, which has ended")), "{status}");
         // Boxes of nobody cannot be linked to.
         let (status, refused) = call(
             lab,

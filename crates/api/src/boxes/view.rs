@@ -130,6 +130,12 @@ pub struct ServiceView {
     /// The port there.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from_port: Option<u16>,
+    /// Why a link may reach nothing: the other box has ended, or declares no service on that port.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(
+        example = "db.internal:80 leads to port 80 of box k3b5qj2m4x7a, which declares no service there (but on 5432): connections are closed unless a process listens on it"
+    )]
+    pub warning: Option<String>,
 }
 
 /// The services of a box.

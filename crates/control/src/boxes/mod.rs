@@ -18,6 +18,7 @@ mod act;
 mod agents;
 mod exec;
 mod keep;
+mod links;
 mod procs;
 mod record;
 mod room;
@@ -214,23 +215,7 @@ mod tests {
         let catalogue = Catalogue::open(folder.path()).await.unwrap();
         let boxes = Boxes::load(&catalogue, BoxSettings::default()).await.unwrap();
         let id: SandboxId = "k3b5qj2m4x7a".parse().unwrap();
-        let record = BoxRecord {
-            id: id.clone(),
-            account: "default".to_owned(),
-            spec: api::boxes::start::StartBox::default(),
-            size: 1,
-            cpus: 1,
-            memory_mib: 512,
-            key: "key".to_owned(),
-            external: Vec::new(),
-            agent: None,
-            created_ms: 1,
-            last_used_ms: 1,
-            timeline: Vec::new(),
-            stop_reason: None,
-            boots_told: 0,
-            ended: None,
-        };
+        let record = BoxRecord::example();
         boxes.keep(&catalogue, record).await.unwrap();
         let (one, other) = tokio::join!(
             boxes.change(&catalogue, &id, |record| record.last_used_ms = 2),

@@ -78,8 +78,37 @@ impl BoxRecord {
         self.external.contains(&place)
     }
 
+    /// Whether the rules of idleness have stopped it, and it could be brought back.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.timeline.last().is_some_and(|event| event.status == BoxStatus::Terminated)
+    }
+
     /// Its services, with their places.
     pub(crate) fn services(&self) -> impl Iterator<Item = (usize, &ServiceSpec)> {
         self.spec.services.iter().enumerate()
+    }
+}
+
+#[cfg(test)]
+impl BoxRecord {
+    /// One for tests.
+    pub(crate) fn example() -> Self {
+        Self {
+            id: "k3b5qj2m4x7a".parse().expect("an id"),
+            account: "default".to_owned(),
+            spec: StartBox::default(),
+            size: 1,
+            cpus: 1,
+            memory_mib: 512,
+            key: "key".to_owned(),
+            external: Vec::new(),
+            agent: None,
+            created_ms: 1,
+            last_used_ms: 1,
+            timeline: Vec::new(),
+            stop_reason: None,
+            boots_told: 0,
+            ended: None,
+        }
     }
 }

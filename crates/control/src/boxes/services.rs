@@ -8,7 +8,7 @@ use api::boxes::view::ServiceView;
 use api::boxes::wiring::{Wire, WireTo, Wiring};
 use api::{ApiError, Code};
 
-use super::BoxRecord;
+use super::{BoxRecord, links};
 use crate::App;
 
 /// The first address that names get in a box: in the network for benchmarks (RFC 2544), which nobody reaches outside.
@@ -267,6 +267,10 @@ pub(super) fn view(app: &App, record: &BoxRecord) -> Vec<ServiceView> {
             url: (service.web && service.is_here()).then(|| url(app, record, place)),
             from_box: service.from_box.clone(),
             from_port: service.from_box.as_ref().map(|_| service.from_port.unwrap_or(service.port)),
+            warning: match &service.from_box {
+                Some(id) if record.ended.is_none() => links::warning(app, record, service, id),
+                _ => None,
+            },
         }
     });
     services.collect()

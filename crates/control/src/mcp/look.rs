@@ -118,6 +118,9 @@ fn details(view: &BoxView) -> String {
         if let Some(url) = &service.url {
             let _ = write!(text, " {url}");
         }
+        if let Some(warning) = &service.warning {
+            let _ = write!(text, "\n  {warning}");
+        }
     }
     if let Some(said) = &view.said {
         let _ = write!(text, "\nsaid last: {said}");

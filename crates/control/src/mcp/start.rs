@@ -71,6 +71,9 @@ pub(super) async fn start(call: Call, arguments: JsonObject) -> Result<Outcome, 
     for note in [&body.toolchains_note, &body.idle_timeout_note].into_iter().flatten() {
         text = format!("{text}\n{note}");
     }
+    for warning in body.started.services.iter().filter_map(|service| service.warning.as_ref()) {
+        text = format!("{text}\n{warning}");
+    }
     let mut outcome = Outcome::new(format!("{text}\nNext: {}", body.next), &body)?;
     outcome.id = body.started.id.parse::<SandboxId>().ok();
     Ok(outcome)

@@ -32,9 +32,14 @@ pub(super) async fn wire(call: &Call, arguments: JsonObject) -> Result<Outcome, 
     let lines: Vec<String> = services
         .iter()
         .map(|service| {
+            let warning = service.warning.as_ref().map(|warning| format!("\n  {warning}"));
             format!(
-                "{}:{} -> port {} ({})",
-                service.name, service.port, service.target_port, service.mode
+                "{}:{} -> port {} ({}){}",
+                service.name,
+                service.port,
+                service.target_port,
+                service.mode,
+                warning.unwrap_or_default()
             )
         })
         .collect();
