@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use api::{ApiError, Code, Event, SandboxId};
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, broadcast, mpsc};
+use tokio::sync::{broadcast, mpsc};
 use vmm::Qemu;
 use vmm::qemu::{DiscoverError, Known, Places};
 
@@ -33,6 +33,7 @@ use crate::snapshots::Snapshots;
 use crate::template::Templates;
 use crate::terminals::{Terminals, forget_the_lost};
 use crate::timeline::WATCH_BACKLOG;
+use crate::turns::Turns;
 use crate::volumes::Volumes;
 
 /// How long a daemon that starts waits for one that is ending: as long as the child of a loaded machine takes to become
@@ -185,7 +186,7 @@ impl Daemon {
             services,
             templates: Templates::default(),
             budget,
-            restores: Semaphore::new(restores_at_once()),
+            restores: Turns::new(),
             store,
             host,
         });
@@ -288,12 +289,6 @@ pub(crate) fn image_error(error: &crate::images::ImageError) -> ApiError {
     tracing::debug!(error = chain(error), "an image cannot be used");
     ApiError::unprocessable("image", without_paths(&chain(error)))
         .hint("`dormouse images build` makes the default image")
-}
-
-/// How many machines are brought back from disk at a time: twice as many as there are processors, for each waits for the disk
-/// now and then.
-pub(crate) fn restores_at_once() -> usize {
-    2 * std::thread::available_parallelism().map_or(2, std::num::NonZero::get)
 }
 
 /// The object store, where one is set. One that is not there now may come: who wants checkpoints meanwhile is told.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use vmm::{Account, Disk, Fingerprint, MachineSpec, Network, Outlets, Qemu};
 
 use crate::budget::Budget;
@@ -18,6 +18,7 @@ use crate::services::Services;
 use crate::settings::Settings;
 use crate::slots::Slots;
 use crate::template::Templates;
+use crate::turns::Turns;
 use crate::volumes::Volumes;
 
 /// Shared by every sandbox's task.
@@ -40,9 +41,8 @@ pub(crate) struct Ground {
     pub(crate) volumes: Arc<Volumes>,
     /// Room in memory.
     pub(crate) budget: Budget,
-    /// Turns for bringing machines back from disk: more at a time than there are processors help nobody, and the first that
-    /// came would end last. Given in order of arrival.
-    pub(crate) restores: Semaphore,
+    /// Turns for bringing machines back from disk.
+    pub(crate) restores: Turns,
     /// Where checkpoints are kept.
     pub(crate) store: Option<Arc<Store>>,
     /// Who this host is there.

@@ -56,6 +56,7 @@ mod tap;
 pub mod template;
 mod terminals;
 pub mod timeline;
+mod turns;
 mod usage;
 mod verbs;
 mod volume_verbs;

@@ -430,7 +430,7 @@ async fn ready(
     let slot = body.slot.number();
     let shape = Shape { cpus: kind.cpus, memory_mib: kind.memory_mib, drives: None };
     let spec = machine_spec(ground, id, &body.files, slot, shape, image.root(), tap);
-    let turn = ground.restores.acquire().await.map_err(|error| error.to_string())?;
+    let turn = ground.restores.stand_in_line(Instant::now()).turn().await;
     let about = &template.about;
     let slept = about.saved_at.elapsed();
     let state = body.files.state();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::Options;
 use super::api::Api;
 use super::figure::{Figure, Series, Side, show_ms};
-use super::request::Target;
+use super::request::{Target, counted};
 use super::sleepers::{Random, cpu_seconds, multiply, name, own_copies, put_to_rest};
 use super::stage::{MEMORY_MIB, WEB, with_counter};
 use crate::{Lab, proc, until};
@@ -16,6 +16,8 @@ use crate::{Lab, proc, until};
 const CROWD: usize = 50;
 /// The same for `--quick`.
 const CROWD_QUICK: usize = 10;
+/// How far apart they are asked for: each is heard of before the next is, also by a daemon whose processors are busy.
+const APART: Duration = Duration::from_millis(5);
 /// Woken alone, to know what one costs.
 const SINGLE: usize = 5;
 /// Beside the processors' time of so many.
@@ -51,20 +53,35 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     let targets: Vec<Target> =
         (SINGLE..folders.len()).map(|n| Target::link(&api.link(&name(n)))).collect();
     let served = Mutex::new(Vec::new());
+    let of_qemu =
+        |n: usize| proc::qemus_below(&folders[n]).into_iter().map(cpu_seconds).sum::<f64>();
+    let of_daemon = cpu_seconds(daemon);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for (place, target) in targets.iter().enumerate() {
-            // Connected before the next one begins: they arrive in this order.
+            // So far apart that they arrive in this order.
+            #[expect(clippy::disallowed_methods, reason = "the time between them is what is meant")]
+            std::thread::sleep(APART);
             let stream = TcpStream::connect(target.server).expect("connects");
-            let served = &served;
+            let stream = target.send(stream);
+            let (served, of_qemu) = (&served, &of_qemu);
             scope.spawn(move || {
-                target.count_over(stream);
-                served.lock().expect("not poisoned").push(place);
+                counted(stream);
+                let until_answered = of_qemu(SINGLE + place);
+                served.lock().expect("not poisoned").push((place, until_answered));
             });
         }
     });
     let took = begun.elapsed();
     let served = served.into_inner().expect("not poisoned");
+    let of_daemon = cpu_seconds(daemon) - of_daemon;
+    let of_all: f64 = (SINGLE..folders.len()).map(of_qemu).sum();
+    let until_answered: f64 = served.iter().map(|(_, seconds)| seconds).sum();
+    eprintln!(
+        "    processors' time: {of_daemon:.2} s of the daemon, {until_answered:.2} s of QEMUs until their answers, {:.2} s after",
+        of_all - until_answered
+    );
+    let served: Vec<usize> = served.into_iter().map(|(place, _)| place).collect();
     let overtaken = served.iter().enumerate().map(|(at, place)| at.abs_diff(*place)).max();
     until("all run", || {
         (SINGLE..folders.len())

@@ -32,31 +32,18 @@ impl Target {
     pub(crate) fn ask(&self) -> (Duration, Answer) {
         let begun = Instant::now();
         let stream = TcpStream::connect_timeout(&self.server, WAIT_MAX).expect("connects");
-        self.ask_over(stream, begun)
+        let stream = self.send(stream);
+        answer(stream, begun)
     }
 
-    /// Has the counter count over this connection, which is of no use afterwards.
+    /// Asks the counter, which counts when it is heard (see [`counted`]).
     #[track_caller]
-    pub(crate) fn count_over(&self, stream: TcpStream) {
-        let (_, answer) = self.ask_over(stream, Instant::now());
-        assert!(answer.body.trim().parse::<u64>().is_ok(), "not a count: {:?}", answer.body);
-    }
-
-    #[track_caller]
-    fn ask_over(&self, mut stream: TcpStream, begun: Instant) -> (Duration, Answer) {
+    pub(crate) fn send(&self, mut stream: TcpStream) -> TcpStream {
         stream.set_nodelay(true).expect("no delay");
         stream.set_read_timeout(Some(WAIT_MAX)).expect("time-out set");
         let request = format!("GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.host);
         stream.write_all(request.as_bytes()).expect("request sent");
-        let mut bytes = vec![0; 4096];
-        let first = stream.read(&mut bytes).expect("an answer");
-        let took = begun.elapsed();
-        bytes.truncate(first);
-        stream.read_to_end(&mut bytes).expect("the whole answer");
-        let answer = parse(&bytes)
-            .unwrap_or_else(|| panic!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes)));
-        assert_eq!(answer.status, 200, "{}\n{}", answer.head, answer.body);
-        (took, answer)
+        stream
     }
 
     /// As [`ask`](Self::ask), of the counter: the answer must be a number.
@@ -68,4 +55,24 @@ impl Target {
             answer.body.trim().parse().unwrap_or_else(|_| panic!("not a count: {:?}", answer.body)),
         )
     }
+}
+
+/// The answer to a count that was asked for over this connection.
+#[track_caller]
+pub(crate) fn counted(stream: TcpStream) {
+    let (_, answer) = answer(stream, Instant::now());
+    assert!(answer.body.trim().parse::<u64>().is_ok(), "not a count: {:?}", answer.body);
+}
+
+#[track_caller]
+fn answer(mut stream: TcpStream, begun: Instant) -> (Duration, Answer) {
+    let mut bytes = vec![0; 4096];
+    let first = stream.read(&mut bytes).expect("an answer");
+    let took = begun.elapsed();
+    bytes.truncate(first);
+    stream.read_to_end(&mut bytes).expect("the whole answer");
+    let answer = parse(&bytes)
+        .unwrap_or_else(|| panic!("no HTTP answer: {:?}", String::from_utf8_lossy(&bytes)));
+    assert_eq!(answer.status, 200, "{}\n{}", answer.head, answer.body);
+    (took, answer)
 }

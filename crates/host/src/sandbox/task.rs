@@ -125,6 +125,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         waiters: Vec::new(),
         watchers: Vec::new(),
         need: None,
+        woke_because: manifest.woke_because.clone(),
         failure,
         last_reasons: None,
         captures: 0,
@@ -136,6 +137,7 @@ pub(crate) fn start(beginning: Beginning) -> Handle {
         held: Held::default(),
         offer: None,
         sample_at: Instant::now(),
+        sample_by: Instant::now(),
         // One that was found running is met at once.
         reattach_at: found_running.then(Instant::now),
         halt: None,
@@ -175,6 +177,8 @@ struct Task {
     watchers: Vec<Watcher>,
     /// The need that was first in making it wake, in words.
     need: Option<String>,
+    /// What it woke for, or is waking for, in words. Kept in the manifest once it runs.
+    woke_because: Option<String>,
     failure: Option<String>,
     /// What kept it awake when it was last looked at, for the entry about its falling asleep.
     last_reasons: Option<Value>,
@@ -187,7 +191,9 @@ struct Task {
     sampling: bool,
     /// Its guest has not been asked to write to its disk since it woke.
     flush_owed: bool,
+    /// When its guest is looked at next; not put off beyond `sample_by`.
     sample_at: Instant,
+    sample_by: Instant,
     /// What the guest's programs held when it was last told.
     held: Held,
     /// Asleep in memory, it can make room for others.
@@ -411,7 +417,7 @@ impl Task {
         match what {
             What::Waking { cause, .. } => {
                 let because = story::need(*cause, self.need.as_deref());
-                self.note(move |manifest| manifest.woke_because = Some(because)).await;
+                self.woke_because = Some(because);
             }
             What::Woke { .. } | What::Started { .. } => {
                 self.awake_since = Instant::now();
@@ -536,7 +542,7 @@ impl Task {
                     self.waiting.retain(|waiting| waiting.attempt != order.attempt);
                 }
             }
-            Work::Sample => self.sample_at = Instant::now(),
+            Work::Sample => self.sample_now(),
             Work::Notice { in_ms, cap } => self.tell_sleep(in_ms, cap),
             _ => {
                 // A newer order supersedes every earlier one.
@@ -577,6 +583,7 @@ impl Task {
             Work::Boot | Work::Create => self.drives_next.take(),
             _ => None,
         };
+        let from_disk = matches!(order.work, Work::Wake { from: Tier::Disk | Tier::Store });
         let worker = Worker {
             ground: Arc::clone(&self.ground),
             id: self.id.clone(),
@@ -586,6 +593,8 @@ impl Task {
             signals,
             messages: self.messages.clone(),
             next_life: self.life + 1,
+            place: from_disk.then(|| self.ground.restores.stand_in_line(self.asked_at())),
+            woke_because: self.woke_because.clone(),
             capture_to,
             drives,
         };
@@ -596,6 +605,11 @@ impl Task {
             // The task waits for this; it is gone only when the daemon goes down.
             let _ = done.send(finished);
         });
+    }
+
+    /// When it was asked for what is ordered now.
+    fn asked_at(&self) -> Instant {
+        self.waiters.iter().map(|waiter| waiter.began).min().unwrap_or_else(Instant::now)
     }
 
     async fn on_done(&mut self, done: Done) {
@@ -622,7 +636,7 @@ impl Task {
         if heard == Heard::Taken && done.report == Report::Ready {
             self.life += 1;
             // Not at once: what it was woken for comes first.
-            self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+            self.sample_next();
         }
         // After a stale report the machine is an earlier one, which the waiting order ends: its end is no news.
         self.exit = match (machine, self.core.machine()) {

@@ -50,7 +50,8 @@ pub(crate) fn known(
         waits_for: None,
         will_sleep_at: core.will_sleep_at(now).map(time),
         since: rfc3339(manifest.since.unix_ms_now()),
-        woke_because: manifest.woke_because.clone(),
+        // The task adds it.
+        woke_because: None,
         failure: core.failure_code().and(failure).map(str::to_owned),
         failure_code: core.failure_code().map(|code| code.as_str().to_owned()),
         image: manifest.image.clone(),

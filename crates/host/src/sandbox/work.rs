@@ -31,6 +31,7 @@ use crate::manifest::DriveUse;
 use crate::phases::Phases;
 use crate::record::Record;
 use crate::settings::Files;
+use crate::turns::Place;
 
 /// How long the guest may take to stand still: its own limit for freezing and some time to write everything to its disk.
 pub(super) const QUIESCE_LIMIT: Duration = Duration::from_secs(20);
@@ -70,6 +71,10 @@ pub(crate) struct Worker {
     pub(crate) messages: mpsc::UnboundedSender<Message>,
     /// Number of the life that a wake or boot begins.
     pub(crate) next_life: u64,
+    /// Its place among those that are brought back from disk, taken when the order was given.
+    pub(crate) place: Option<Place>,
+    /// What it wakes for, in words.
+    pub(crate) woke_because: Option<String>,
     /// Where a capture puts its copies.
     pub(crate) capture_to: Option<CaptureTo>,
     /// Drives that a boot gives it in place of those that it has.

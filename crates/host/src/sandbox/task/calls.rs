@@ -90,6 +90,7 @@ impl Task {
                         self.failure.as_deref(),
                     )
                 });
+                known.sandbox.woke_because.clone_from(&self.woke_because);
                 known.sandbox.waits_for = self
                     .waits_for_disk()
                     .or_else(|| self.waits_for_memory())

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 use wire::{Held, SleepNotice};
 
 use super::{REATTACH_AFTER, REATTACH_EVERY, REATTACH_LIMIT, Task, now};
-use crate::daemon::restores_at_once;
 use crate::guest::{Continuity, GuestLink, LinkState, Sample, WakeParams};
 use crate::sandbox::body::{Told, identity_owed, ipv6_owed, mounts_owed, note_told};
 use crate::sandbox::work::{MOUNT_LIMIT, SAMPLE_LIMIT, chain, sync};
@@ -15,6 +14,11 @@ use crate::sandbox::{Message, story};
 const FLUSH_AFTER: Duration = Duration::from_millis(900);
 /// How long that may take. Nobody waits for it.
 const FLUSH_LIMIT: Duration = Duration::from_mins(1);
+/// How much later than usual a guest may be looked at while others wait for their turn to be brought back: so much later it may
+/// fall asleep.
+const SAMPLE_PUT_OFF_MAX: Duration = Duration::from_secs(2);
+/// After which time that is looked at again.
+const SAMPLE_LATER: Duration = Duration::from_millis(250);
 
 impl Task {
     /// The guest runs and its link is gone. Usually its machine is ending, which shows first; else the agent is met anew.
@@ -55,6 +59,11 @@ impl Task {
     }
 
     pub(super) fn ask_sample(&mut self) {
+        if self.ground.restores.all_taken() && Instant::now() < self.sample_by {
+            // What others wait for comes first.
+            self.sample_at = (Instant::now() + SAMPLE_LATER).min(self.sample_by);
+            return;
+        }
         self.sampling = true;
         let seen = self
             .body
@@ -85,7 +94,7 @@ impl Task {
     fn flush_early(&mut self) {
         let soon = self.awake_since.elapsed() < FLUSH_AFTER;
         // Those that are being brought back are waited for, and this is not.
-        let others_wake = self.ground.restores.available_permits() < restores_at_once();
+        let others_wake = self.ground.restores.any_taken();
         if !self.flush_owed || soon || others_wake || *self.disk_low.borrow() {
             return;
         }
@@ -118,6 +127,18 @@ impl Task {
         }
     }
 
+    /// The next look at its guest is due after the usual time.
+    pub(super) fn sample_next(&mut self) {
+        self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+        self.sample_by = self.sample_at + SAMPLE_PUT_OFF_MAX;
+    }
+
+    /// It is due now, whoever is waited for.
+    pub(super) fn sample_now(&mut self) {
+        self.sample_at = Instant::now();
+        self.sample_by = self.sample_at;
+    }
+
     /// Its programs hold something else than before.
     pub(super) fn on_held(&mut self, held: Held) {
         tracing::debug!(sandbox = %self.id, ?held, "its programs hold");
@@ -137,7 +158,7 @@ impl Task {
     pub(super) async fn on_sample(&mut self, sample: Result<Sample, String>) {
         self.sampling = false;
         self.last_reasons = Some(story::reasons(&self.core.awake_because(now())));
-        self.sample_at = Instant::now() + Duration::from_millis(lifecycle::SAMPLE_EVERY_MS);
+        self.sample_next();
         match sample {
             Ok(sample) => {
                 self.guest_answers();

@@ -107,7 +107,7 @@ impl Task {
         if self.halt.take().is_some() {
             self.link.stand_still(false);
             self.core.handle_resumed(now());
-            self.sample_at = Instant::now();
+            self.sample_now();
             let text = "goes on: the host's disk has room again";
             tracing::info!(sandbox = %self.id, "it {text}");
             self.timeline.add("resumed", text, Map::new());

@@ -1,7 +1,8 @@
 //! Making run: created from a template, woken from memory or disk, booted from disk.
 
+use std::convert::Infallible;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lifecycle::{FailureCode, Left, Report, Tier};
 use vmm::Machine;
@@ -22,6 +23,7 @@ use crate::sandbox::body::{
     Shape, Told, drive_image, identity_owed, ipv6_owed, machine_spec, mounts_owed, note_told,
 };
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
+use crate::turns::Turn;
 
 impl Worker {
     /// The first start: copies the template (unless a fork's parent has given its copy already), then wakes it as somebody
@@ -138,9 +140,11 @@ impl Worker {
         let woke = self.go_on().await?;
         // Not awaited: from memory there is no older memory that a crash could bring back, the living process decides.
         let (record, id, life) = (self.record.clone(), self.id.clone(), self.next_life);
+        let because = self.woke_because.clone();
         tokio::spawn(async move {
             let noted = record.change(|manifest| {
                 manifest.life = life;
+                manifest.woke_because = because;
                 // A sleep or an end may have been noted since.
                 if matches!(manifest.state, State::SleepingInMemory { .. }) {
                     manifest.state = State::Running;
@@ -175,10 +179,12 @@ impl Worker {
         self.check_room(FREE_BYTES_TO_WAKE, Left::Asleep)?;
         let image =
             self.ground.image_by_digest(&before.image_digest).map_err(|error| fail(&error))?;
+        self.check_drives(&before, Left::Asleep)?;
+        let turn = self.take_turn(before.memory_mib).await?;
+        self.phases.mark("turn");
         let ground = Arc::clone(&self.ground);
         let tap = self.body.ensure_port(&ground).map_err(|error| fail(&error))?.tap_fd();
         let slot = self.body.slot.number();
-        self.check_drives(&before, Left::Asleep)?;
         let shape = Shape::of(&ground, &before, &self.body.files);
         let spec =
             machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
@@ -186,11 +192,6 @@ impl Worker {
         if let Err(mismatch) = saved.machine.compatible(&qemu.fingerprint(&spec)) {
             return Err(failed(FailureCode::SnapshotMismatch, Left::Asleep, &mismatch));
         }
-        self.take_seat(before.memory_mib, Left::Asleep).await?;
-        let ground_for_turn = Arc::clone(&self.ground);
-        let turn = self.unless_superseded(ground_for_turn.restores.acquire()).await;
-        let turn = turn.map_err(|error| fail(&error))?;
-        self.phases.mark("turn");
         let state = self.body.files.state();
         let slept = saved.slept_at.elapsed();
         let memory = async {
@@ -222,7 +223,7 @@ impl Worker {
         };
         self.phases.mark("restore");
         // Between load and run: from here on there is no older memory (see the manifest's second invariant).
-        let life = self.next_life;
+        let (life, because) = (self.next_life, self.woke_because.clone());
         let fingerprint = saved.machine.clone();
         let ipv6 = ground.subnet.ipv6(slot);
         let noted = self.record.change(move |manifest| {
@@ -234,6 +235,7 @@ impl Worker {
             manifest.machine = Some(fingerprint);
             manifest.life = life;
             manifest.since = Moment::now();
+            manifest.woke_because = because;
         });
         if let Err(error) = noted.await {
             // It has not run: it sleeps as before.
@@ -291,7 +293,7 @@ impl Worker {
         let spec =
             machine_spec(&ground, &self.id, &self.body.files, slot, shape, image.root(), tap);
         // What was in memory is lost from here on, so it must not be found by a later daemon.
-        let life = self.next_life;
+        let (life, because) = (self.next_life, self.woke_because.clone());
         let qemu = ground.qemu_now();
         let fingerprint = qemu.fingerprint(&spec);
         let ipv6 = ground.subnet.ipv6(slot);
@@ -305,6 +307,7 @@ impl Worker {
             manifest.needs_identity = true;
             manifest.life = life;
             manifest.since = Moment::now();
+            manifest.woke_because = because;
         });
         noted.await.map_err(|error| fail(&error))?;
         self.remove_old_copies(&manifest);
@@ -469,6 +472,22 @@ impl Worker {
         let Some((_, drive)) = missing else { return Ok(()) };
         let error = drive_trouble::gone(drive);
         Err(Failed { code: FailureCode::DriveUnusable, left, error })
+    }
+
+    /// Waits for room in memory and then for a turn to be brought back from disk, each in order of arrival.
+    async fn take_turn(&mut self, memory_mib: u32) -> Result<Turn, Failed> {
+        let mut place = self.place.take();
+        if self.body.seat.is_none() {
+            self.body.seat = self.ground.budget.seat_if_free(memory_mib);
+        }
+        if self.body.seat.is_none() {
+            // Others may have its turn meanwhile.
+            drop(place.take());
+            self.take_seat(memory_mib, Left::Asleep).await?;
+        }
+        let place = place.unwrap_or_else(|| self.ground.restores.stand_in_line(Instant::now()));
+        let turn = self.unless_superseded(async { Ok::<_, Infallible>(place.turn().await) }).await;
+        turn.map_err(|error| failed(FailureCode::WakeFailed, Left::Asleep, &error))
     }
 
     /// Waits for room in memory, in order of arrival.
