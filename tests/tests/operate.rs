@@ -55,6 +55,24 @@ fn s22_lists_are_filtered_and_come_in_pages_and_wake_nothing() {
     });
 }
 
+/// What passes through the daemon is waited for; what guests compute need not be.
+#[test]
+fn the_daemon_goes_before_its_guests() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
+        let nice = |pid: i32| {
+            let pid = rustix::process::Pid::from_raw(pid);
+            rustix::process::getpriority_process(pid).expect("its priority")
+        };
+        assert_eq!(nice(lab.daemon_pid()), -5);
+        let qemus = proc::qemus_below(&lab.data());
+        assert!(!qemus.is_empty());
+        for qemu in qemus {
+            assert_eq!(nice(qemu), 0);
+        }
+    });
+}
+
 /// Counted where things happen, so that it outlives the daemon; asking wakes nothing.
 #[test]
 fn s23_a_spending_limit_puts_to_sleep_and_deletes_nothing() {

@@ -75,6 +75,9 @@ fn run(cli: Cli) -> Result<i32, Problem> {
         }
         _ => {}
     }
+    if let Command::Serve(_) = &cli.command {
+        go_before_guests();
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -83,6 +86,19 @@ fn run(cli: Cli) -> Result<i32, Problem> {
     // What still waits for standard input is left behind.
     runtime.shutdown_background();
     result
+}
+
+/// How much the daemon goes before its guests on a busy machine, as a "nice" value: what passes through it is waited for by
+/// people, while guests may compute for hours. Guests run at the usual 0.
+const DAEMON_NICE: i32 = -5;
+
+/// Unless whoever started it has said otherwise. Threads have it from the one that makes them, so there must be no others yet.
+fn go_before_guests() {
+    let as_usual = rustix::process::getpriority_process(None) == Ok(0);
+    // Without the right to do so it goes as all others do.
+    if as_usual && let Err(error) = rustix::process::setpriority_process(None, DAEMON_NICE) {
+        eprintln!("dormouse: does not go before its guests on a busy machine: {error}");
+    }
 }
 
 async fn dispatch(cli: Cli) -> Result<i32, Problem> {

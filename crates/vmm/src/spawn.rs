@@ -54,6 +54,12 @@ fn prepare(kept: &[RawFd], account: Account) -> io::Result<()> {
         // SAFETY: changes the flags of a descriptor that the caller borrows for the duration of the spawn.
         check(unsafe { libc::fcntl(fd, libc::F_SETFD, 0) })?;
     }
+    // A daemon that goes before others does not pass that on. Going back to the usual priority is always allowed.
+    // SAFETY: plain numbers.
+    if unsafe { libc::getpriority(libc::PRIO_PROCESS, 0) } < 0 {
+        // SAFETY: plain numbers; of this process alone.
+        check(unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 0) })?;
+    }
     limit(libc::RLIMIT_CORE, 0)?;
     limit(libc::RLIMIT_NOFILE, FILES_MAX)?;
     if let Some(threads) = account.threads_max {

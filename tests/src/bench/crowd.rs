@@ -60,7 +60,10 @@ pub(crate) fn figures(options: &Options) -> Vec<Figure> {
     std::thread::scope(|scope| {
         for (place, target) in targets.iter().enumerate() {
             // So far apart that they arrive in this order.
-            #[expect(clippy::disallowed_methods, reason = "the time between them is what is meant")]
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the time between them is what is meant"
+            )]
             std::thread::sleep(APART);
             let stream = TcpStream::connect(target.server).expect("connects");
             let stream = target.send(stream);
