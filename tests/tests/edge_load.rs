@@ -22,6 +22,7 @@ fn t17_no_request_of_a_load_fails_and_the_edge_keeps_up_with_nginx() {
             rounds: usize::try_from(number("DORMOUSE_SOAK_EDGE_ROUNDS", 1)).expect("few"),
             seconds: number("DORMOUSE_SOAK_EDGE_SECONDS", 2),
             steady_seconds: number("DORMOUSE_SOAK_EDGE_STEADY_SECONDS", 3),
+            boxes: u32::try_from(number("DORMOUSE_SOAK_EDGE_BOXES", 1)).expect("few"),
             sleepers: u32::try_from(number("DORMOUSE_SOAK_EDGE_SLEEPERS", 5)).expect("few"),
         };
         let measured = measure(lab, plan);

@@ -5,7 +5,7 @@
 //! frozen whatever holds it, and calls that wait on it are answered 402.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use api::boxes::BoxStatus;
@@ -169,7 +169,7 @@ fn tell(app: &App, account: &str, reached: bool) {
 }
 
 /// How long an account's boxes have been awake, milliseconds each.
-async fn used(app: &App, account: &str) -> Result<Vec<(SandboxId, u64, BoxRecord)>, Failure> {
+async fn used(app: &App, account: &str) -> Result<Vec<(SandboxId, u64, Arc<BoxRecord>)>, Failure> {
     let mut all = Vec::new();
     for record in app.boxes().live_of(account) {
         match app.host().usage(&record.id).await {

@@ -1,4 +1,4 @@
-//! Load on a port of a sandbox, by three ways that take turns: through the edge, through nginx in front of the same port, and
+//! Load on a service of a box, by three ways that take turns: through the edge, through nginx in front of the same port, and
 //! with nobody between, which tells how much of it is the guest's.
 //!
 //! What asks as fast as it can is `wrk` (Debian's). What asks at a steady rate is ours ([`steady`]): it reads each answer and
@@ -9,23 +9,28 @@ mod steady;
 mod wrk;
 
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use serde_json::json;
+
 use crate::bench::{api, sleepers};
-use crate::{Lab, net, proc, until};
+use crate::{Lab, boxes, net, proc, until};
 
 use nginx::Nginx;
 pub use steady::{Steady, steady};
 pub use wrk::Round;
 
-/// The sandbox that is asked.
+/// The sandbox of which the sleepers are copies.
 const WEB: &str = "web";
 /// Where the server in it listens.
 const PORT: u16 = 8080;
 /// Connections at a time.
 pub const CONNECTIONS: usize = 32;
+/// Boxes that nobody uses are soon frozen. The one that is asked is held by the server, a command in the background, while
+/// nothing comes through the edge.
+const FREEZE_SOON: [(&str, &str); 1] = [("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "3")];
 /// The server.
 const SERVER: &str = include_str!("server.c");
 
@@ -49,6 +54,8 @@ pub struct Plan {
     pub steady_seconds: u64,
     /// Sandboxes that sleep meanwhile.
     pub sleepers: u32,
+    /// Boxes that are in the list beside the one that is asked, frozen.
+    pub boxes: u32,
 }
 
 /// What came of one way.
@@ -123,13 +130,13 @@ impl Measured {
                 way.between_percent()
             );
         }
-        let Plan { rounds, seconds, sleepers, .. } = self.plan;
+        let Plan { rounds, seconds, sleepers, boxes, .. } = self.plan;
         let steady = &self.steady;
         let _ = writeln!(
             text,
             "\nThe edge has {:.2} of nginx's rate (promised: 0.8) and {:.2} times its p99 (promised: at most 1.5).\n\
              At half of its rate for {} s: {} of {:.0} requests (who is answered late asks later), {} errors, p99 {:.1} ms.\n\
-             {CONNECTIONS} connections that stay open, {rounds} rounds of {seconds} s each in turn, medians; {sleepers} sandboxes sleep meanwhile. {} with \
+             {CONNECTIONS} connections that stay open, {rounds} rounds of {seconds} s each in turn, medians; {boxes} other boxes are frozen and {sleepers} sandboxes sleep meanwhile. {} with \
              {} workers and {} idle connections to the guest. The guest has one processor (accelerator {}).",
             self.rate_ratio(),
             self.p99_ratio(),
@@ -150,15 +157,14 @@ impl Measured {
 /// Measures everything. The lab's daemon runs and has no sandboxes yet.
 #[track_caller]
 pub fn measure(lab: &mut Lab, plan: Plan) -> Measured {
-    let address = crowd(lab, plan.sleepers);
-    let link = lab.ok(&["link", WEB, &PORT.to_string()]);
-    let (host, server) = net::split_link(&link);
+    crowd(lab, plan.sleepers);
+    let (url, address) = serve(lab, plan.boxes);
+    let (host, server) = net::split_link(&url);
     let edge_at = Target { server, host };
     let direct_at = Target { server: SocketAddr::new(address, PORT), host: "guest".to_owned() };
     let qemus = || proc::qemus_below(&lab.data());
-    // Wakes it.
-    let woken = net::http(edge_at.server, &edge_at.host, "/first").expect("an answer");
-    assert_eq!((woken.status, woken.body.as_str()), (200, "/first"), "{}", woken.head);
+    let first = net::http(edge_at.server, &edge_at.host, "/first").expect("an answer");
+    assert_eq!((first.status, first.body.as_str()), (200, "/first"), "{}", first.head);
     let nginx = Nginx::start(lab.scratch(), direct_at.server);
     let (mut edge, mut beside, mut direct) = (Way::default(), Way::default(), Way::default());
     let daemon = vec![lab.daemon_pid()];
@@ -183,31 +189,63 @@ pub fn measure(lab: &mut Lab, plan: Plan) -> Measured {
     Measured { edge, nginx: beside, direct, steady, nginx_version, accelerator, plan }
 }
 
-/// Makes a sandbox with the server in it, and so many sleepers beside it. Its address.
+/// Makes so many sleeping sandboxes.
 #[track_caller]
-fn crowd(lab: &mut Lab, sleepers: u32) -> std::net::IpAddr {
-    let api = api::Api::of(lab);
-    api.call(
-        "POST",
-        "/v1/sandboxes",
-        &serde_json::json!({ "name": WEB, "memory_mib": 256, "sleep_after_seconds": null }),
-    );
-    let server = compile(lab.scratch());
-    lab.ok(&["files", "put", &server.to_string_lossy(), &format!("{WEB}:/work/server")]);
-    lab.ok(&["exec", WEB, "--", "chmod", "+x", "/work/server"]);
-    lab.ok(&["exec", WEB, "--background", "--", "/work/server", &PORT.to_string()]);
-    let address = lab.view(WEB)["address"].as_str().expect("an address").to_owned();
-    until("the server listens", || std::net::TcpStream::connect((address.as_str(), PORT)).ok());
-    if sleepers > 0 {
-        sleepers::put_to_rest(lab, &api);
-        lab.stop_daemon();
-        sleepers::multiply(lab, sleepers, &mut sleepers::Random(u64::from(sleepers)));
-        lab.start();
-        let all = api.sandboxes();
-        assert_eq!(all.len(), sleepers as usize + 1);
-        assert!(all.iter().all(|one| one["status"] == "sleeping"), "all sleep");
+fn crowd(lab: &mut Lab, sleepers: u32) {
+    boxes::set_up(lab, &FREEZE_SOON);
+    if sleepers == 0 {
+        return;
     }
-    address.parse().expect("an address")
+    let api = api::Api::of(lab);
+    let about = json!({ "name": WEB, "memory_mib": 256, "sleep_after_seconds": null });
+    api.call("POST", "/v1/sandboxes", &about);
+    sleepers::put_to_rest(lab, &api);
+    lab.stop_daemon();
+    sleepers::multiply(lab, sleepers, &mut sleepers::Random(u64::from(sleepers)));
+    lab.start();
+    let all = api.sandboxes();
+    assert_eq!(all.len(), sleepers as usize + 1);
+    assert!(all.iter().all(|one| one["status"] == "sleeping"), "all sleep");
+}
+
+/// Makes so many boxes that freeze, and one with the server in it: its URL, and its address on this host.
+#[track_caller]
+fn serve(lab: &Lab, others: u32) -> (String, IpAddr) {
+    let services = json!([{ "name": "web.internal", "port": PORT, "web": true }]);
+    let start = |goal: &str| {
+        let started = boxes::start(lab, &json!({ "goal": goal, "services": services }));
+        (started["id"].as_str().expect("an id").to_owned(), started)
+    };
+    let others: Vec<_> = (0..others).map(|other| start(&format!("other {other}")).0).collect();
+    for id in others {
+        boxes::wait_status(lab, &id, "frozen");
+    }
+    let (id, started) = start("the one that is asked");
+    push(lab, &id, &compile(lab.scratch()));
+    let path = format!("/v1/boxes/{id}/exec");
+    let line = format!("exec /work/server {PORT}");
+    boxes::done(lab, "POST", &path, &json!({ "command": line, "background": true }));
+    let addresses = boxes::sh(lab, &id, "hostname -I");
+    let address = addresses.split_whitespace().next().expect("an address");
+    let address: IpAddr = address.parse().expect("an address");
+    until("the server listens", || std::net::TcpStream::connect((address, PORT)).ok());
+    (started["webUrl"].as_str().expect("a URL").to_owned(), address)
+}
+
+/// Puts a program into a box's `/work`.
+#[track_caller]
+fn push(lab: &Lab, id: &str, program: &Path) {
+    let tar = lab.scratch().join("server.tar");
+    let folder = program.parent().expect("a folder");
+    let mut command = Command::new("tar");
+    command.arg("-cf").arg(&tar).arg("-C").arg(folder).arg("server");
+    assert!(command.status().expect("`tar` starts").success());
+    let mut command = Command::new("curl");
+    command.args(["--silent", "--show-error", "--fail-with-body", "--upload-file"]).arg(&tar);
+    command.arg("--unix-socket").arg(lab.data().join("dormouse.sock"));
+    let put = command.arg(format!("http://localhost/v1/boxes/{id}/tree?path=/work")).output();
+    let put = put.expect("`curl` starts");
+    assert!(put.status.success(), "{}", String::from_utf8_lossy(&put.stdout));
 }
 
 /// Builds the server so that it runs in any guest.

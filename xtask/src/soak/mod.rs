@@ -162,7 +162,8 @@ const SOAKS: &[Soak] = &[
             ("DORMOUSE_SOAK_EDGE_ROUNDS", "5"),
             ("DORMOUSE_SOAK_EDGE_SECONDS", "10"),
             ("DORMOUSE_SOAK_EDGE_STEADY_SECONDS", "60"),
-            ("DORMOUSE_SOAK_EDGE_SLEEPERS", "200"),
+            ("DORMOUSE_SOAK_EDGE_SLEEPERS", "150"),
+            ("DORMOUSE_SOAK_EDGE_BOXES", "50"),
         ],
     },
     Soak {

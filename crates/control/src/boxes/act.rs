@@ -1,5 +1,7 @@
 //! Calls that act on a box: each is use from its start to its end, thaws a frozen one first, and holds it until it ends (B3-B7, B15).
 
+use std::sync::Arc;
+
 use api::boxes::BoxStatus;
 use api::host::{Caller, Hold, HoldKind};
 use api::{ApiError, Code};
@@ -12,7 +14,7 @@ use crate::failure::{Failure, chain};
 /// A call that acts on a box, while it lives.
 pub(crate) struct Acting {
     /// The box.
-    pub(crate) record: BoxRecord,
+    pub(crate) record: Arc<BoxRecord>,
     /// What the caller should know of how the box came to be awake.
     pub(crate) note: Option<String>,
     /// How long it took to thaw it, milliseconds.
@@ -38,7 +40,7 @@ impl Acting {
 }
 
 /// A box of the account, by its id.
-pub(super) fn find(app: &App, who: &Who, id: &str) -> Result<BoxRecord, ApiError> {
+pub(super) fn find(app: &App, who: &Who, id: &str) -> Result<Arc<BoxRecord>, ApiError> {
     let record = id.parse().ok().and_then(|id| app.boxes().record(&id));
     record.filter(|record| record.account == who.account).ok_or_else(|| {
         ApiError::new(Code::NotFound, "there is no box of this id")

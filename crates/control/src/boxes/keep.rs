@@ -1,5 +1,6 @@
 //! What happens to boxes by themselves: their timelines, the end of those whose copy is given up, and forgetting old ones.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::Event;
@@ -69,7 +70,7 @@ async fn look(app: &App) -> Result<(), Failure> {
     let now = now_ms();
     let old: Vec<_> = {
         let records = app.boxes().read();
-        let is_old = |record: &&BoxRecord| {
+        let is_old = |record: &&Arc<BoxRecord>| {
             record.ended.as_ref().is_some_and(|ended| now - ended.at_ms > LISTED_MS)
         };
         records.values().filter(is_old).map(|record| record.id.clone()).collect()

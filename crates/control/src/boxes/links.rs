@@ -16,7 +16,7 @@ pub(super) fn warning(
     let there = id.parse().ok().and_then(|id| app.boxes().record(&id));
     // Checked at the start, and ids are not used again.
     let there = there.filter(|there| there.account == record.account);
-    nothing_there(service, id, there.as_ref())
+    nothing_there(service, id, there.as_deref())
 }
 
 fn nothing_there(service: &ServiceSpec, id: &str, there: Option<&BoxRecord>) -> Option<String> {

@@ -29,7 +29,7 @@ mod view;
 mod wire;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use api::SandboxId;
@@ -95,7 +95,7 @@ pub(crate) struct Who {
 /// All boxes.
 pub(crate) struct Boxes {
     pub(crate) settings: BoxSettings,
-    records: RwLock<HashMap<SandboxId, BoxRecord>>,
+    records: RwLock<HashMap<SandboxId, Arc<BoxRecord>>>,
     pub(crate) agents: Agents,
     claims: room::Claims,
     /// When a page load has last asked a box to wake.
@@ -111,7 +111,8 @@ impl Boxes {
         settings: BoxSettings,
     ) -> Result<Self, Failure> {
         let records = catalogue.boxes().await?;
-        let records = records.into_iter().map(|record| (record.id.clone(), record)).collect();
+        let records =
+            records.into_iter().map(|record| (record.id.clone(), Arc::new(record))).collect();
         let agents = Agents::load(catalogue, settings.agent_silence).await?;
         Ok(Self {
             settings,
@@ -123,13 +124,13 @@ impl Boxes {
         })
     }
 
-    /// What is kept of a box.
-    pub(crate) fn record(&self, id: &SandboxId) -> Option<BoxRecord> {
+    /// What is kept of a box. Asked for with each request to its URLs, so nothing is copied.
+    pub(crate) fn record(&self, id: &SandboxId) -> Option<Arc<BoxRecord>> {
         self.read().get(id).cloned()
     }
 
     /// All of an account, oldest first.
-    pub(crate) fn of_account(&self, account: &str) -> Vec<BoxRecord> {
+    pub(crate) fn of_account(&self, account: &str) -> Vec<Arc<BoxRecord>> {
         let records = self.read();
         let mut all: Vec<_> =
             records.values().filter(|record| record.account == account).cloned().collect();
@@ -138,13 +139,13 @@ impl Boxes {
     }
 
     /// All that have not ended.
-    pub(crate) fn live(&self) -> Vec<BoxRecord> {
+    pub(crate) fn live(&self) -> Vec<Arc<BoxRecord>> {
         self.read().values().filter(|record| record.ended.is_none()).cloned().collect()
     }
 
     /// All of an account that have not ended.
-    pub(crate) fn live_of(&self, account: &str) -> Vec<BoxRecord> {
-        let mine = |record: &&BoxRecord| record.ended.is_none() && record.account == account;
+    pub(crate) fn live_of(&self, account: &str) -> Vec<Arc<BoxRecord>> {
+        let mine = |record: &&Arc<BoxRecord>| record.ended.is_none() && record.account == account;
         self.read().values().filter(mine).cloned().collect()
     }
 
@@ -155,7 +156,7 @@ impl Boxes {
         record: BoxRecord,
     ) -> Result<(), Failure> {
         catalogue.keep_box(&record).await?;
-        self.write().insert(record.id.clone(), record);
+        self.write().insert(record.id.clone(), Arc::new(record));
         Ok(())
     }
 
@@ -167,7 +168,8 @@ impl Boxes {
         change: impl FnOnce(&mut BoxRecord),
     ) -> Result<(), Failure> {
         let _one_at_a_time = self.changing.lock().await;
-        let Some(mut record) = self.record(id) else { return Ok(()) };
+        let Some(record) = self.record(id) else { return Ok(()) };
+        let mut record = Arc::unwrap_or_clone(record);
         change(&mut record);
         self.keep(catalogue, record).await
     }
@@ -196,11 +198,11 @@ impl Boxes {
         true
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<SandboxId, BoxRecord>> {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<SandboxId, Arc<BoxRecord>>> {
         self.records.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, BoxRecord>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<SandboxId, Arc<BoxRecord>>> {
         self.records.write().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -46,7 +46,7 @@ pub(crate) async fn list(app: &App, who: &Who, all: bool) -> BoxList {
 
 /// Its timeline (B2).
 pub(crate) fn events(app: &App, who: &Who, id: &str) -> Result<BoxEvents, Failure> {
-    Ok(BoxEvents { events: act::find(app, who, id)?.timeline })
+    Ok(BoxEvents { events: act::find(app, who, id)?.timeline.clone() })
 }
 
 /// The line that warns of a stop to come (B26).

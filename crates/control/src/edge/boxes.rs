@@ -167,7 +167,7 @@ async fn status(app: &App, record: &BoxRecord) -> Option<BoxStatus> {
         return Some(known.boxed?.status);
     }
     let record = app.boxes().record(&record.id)?;
-    record.ended.map(|ended| ended.status)
+    record.ended.as_ref().map(|ended| ended.status)
 }
 
 /// Whether a person opens a page with it (B18).

@@ -23,6 +23,7 @@ mod refusal;
 mod stream;
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use api::account::ACCOUNT_DEFAULT;
 use axum::http::{Request, Uri, header};
@@ -127,7 +128,7 @@ pub(crate) enum Target {
     /// A port of a sandbox.
     Sandbox(Entry),
     /// A box, perhaps one that has ended.
-    Box(Box<BoxRecord>),
+    Box(Arc<BoxRecord>),
 }
 
 /// Whether a request is for a sandbox's port; `None`: it is for the interface.
@@ -165,7 +166,7 @@ pub(crate) fn find(app: &App, label: &Label, peer: Option<IpAddr>) -> Option<Tar
     let account = record.as_ref().map_or(ACCOUNT_DEFAULT, |record| record.account.as_str());
     let open = app.accounts().opens_to(account, peer) || record.is_none();
     let target = entry.map(Target::Sandbox);
-    let target = target.or_else(|| record.map(|record| Target::Box(Box::new(record))));
+    let target = target.or_else(|| record.map(|record| Target::Box(record)));
     target.filter(|_| right & open)
 }
 

@@ -48,7 +48,7 @@ pub(super) async fn of(
     };
     if who.agent.is_some() {
         let used = app.boxes().of_account(&who.account).into_iter();
-        ids.extend(used.filter(|box_| box_.agent == who.agent).map(|box_| box_.id));
+        ids.extend(used.filter(|box_| box_.agent == who.agent).map(|box_| box_.id.clone()));
     }
     let mut lines = Vec::new();
     for id in ids {
