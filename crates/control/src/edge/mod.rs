@@ -166,7 +166,7 @@ pub(crate) fn find(app: &App, label: &Label, peer: Option<IpAddr>) -> Option<Tar
     let account = record.as_ref().map_or(ACCOUNT_DEFAULT, |record| record.account.as_str());
     let open = app.accounts().opens_to(account, peer) || record.is_none();
     let target = entry.map(Target::Sandbox);
-    let target = target.or_else(|| record.map(|record| Target::Box(record)));
+    let target = target.or_else(|| record.map(Target::Box));
     target.filter(|_| right & open)
 }
 
