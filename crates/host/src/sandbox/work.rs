@@ -5,9 +5,12 @@
 //!
 //! Points at which a daemon can be killed are named by [`crate::fault::point`], so that tests can kill it there.
 
+mod boot;
 mod capture;
 mod checkpoint;
+mod meet;
 mod network;
+mod room;
 mod rouse;
 mod settle;
 
