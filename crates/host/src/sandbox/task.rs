@@ -2,8 +2,10 @@
 
 mod calls;
 mod checkpoints;
+mod events;
 mod guest;
 mod halt;
+mod orders;
 mod room;
 
 use std::collections::VecDeque;
@@ -13,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use api::SandboxId;
 use lifecycle::{
-    Attempt, Call, CallKind, CaptureId, Cause, Death, FailureCode, Heard, Order, Phase, Recovered,
-    Report, Sandbox, Start, Tier, Time, What, Work,
+    Attempt, CaptureId, Cause, Death, FailureCode, Heard, Order, Phase, Recovered, Sandbox, Tier,
+    Time,
 };
 use serde_json::{Map, Value};
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -26,15 +28,15 @@ use self::guest::{detached, held_changed};
 use self::halt::{Halt, disk_changed};
 use self::room::Restarts;
 use super::body::Body;
-use super::replies::{Waiter, Watcher, outcome, shortage_error, spending_error};
-use super::work::{CaptureTo, Done, Said, Signals, Worker, chain, without_paths};
+use super::replies::{Waiter, Watcher, spending_error};
+use super::work::{CaptureTo, Done, Said};
 use super::{Handle, Message, STARTS_MAX, story, view};
 use crate::budget::Offer;
 use crate::checkpoints::Keeper;
-use crate::clock::{self, Moment};
+use crate::clock;
 use crate::ground::Ground;
 use crate::guest::GuestLink;
-use crate::manifest::{BoxUse, DriveUse, Manifest, State};
+use crate::manifest::{BoxUse, DriveUse, State};
 use crate::record::Record;
 use crate::tap::Arrival;
 use crate::timeline::Timeline;
@@ -216,10 +218,10 @@ struct Task {
     gone: mpsc::UnboundedSender<SandboxId>,
 }
 
-/// What the task wakes up for.
 /// Most messages that are taken before everything else is looked at again.
 const MESSAGES_AT_ONCE: usize = 64;
 
+/// What the task wakes up for.
 enum Next {
     Message(Option<Message>),
     Done(Option<Box<Done>>),
@@ -384,288 +386,6 @@ impl Task {
         }
     }
 
-    /// Who waited when the machine ended still needs it: their need was counted as served by the machine that is gone.
-    fn need_again(&mut self) -> bool {
-        let Phase::Off { .. } = self.core.phase() else { return false };
-        let Some(waiter) = self.waiters.first() else { return false };
-        self.core.handle_need(now(), Cause::Call(waiter.call)).is_ok()
-    }
-
-    async fn on_event(&mut self, what: &What, data: &mut Option<Map<String, Value>>) {
-        let need = self.need.clone();
-        if self.on_checkpoint_event(what) {
-            return;
-        }
-        if let Some((kind, text, mut facts)) = story::tell(what, self.need.as_deref()) {
-            if has_phases(what)
-                && let Some(mut measured) = data.take()
-            {
-                facts.append(&mut measured);
-            }
-            if let What::FallingAsleep { .. } = what {
-                facts.insert(
-                    "awake_seconds".to_owned(),
-                    self.awake_since.elapsed().as_secs().into(),
-                );
-                facts.insert(
-                    "kept_awake_by".to_owned(),
-                    self.last_reasons.take().unwrap_or_default(),
-                );
-            }
-            self.timeline.add(kind, text, facts);
-        }
-        match what {
-            What::Waking { cause, .. } => {
-                let because = story::need(*cause, self.need.as_deref());
-                self.woke_because = Some(because);
-            }
-            What::Woke { .. } | What::Started { .. } => {
-                self.awake_since = Instant::now();
-                self.flush_owed = true;
-                self.need = None;
-                self.failure = None;
-                if matches!(what, What::Started { how: Start::Boot })
-                    && self.core.last_death().is_some()
-                {
-                    self.note(|manifest| manifest.boots += 1).await;
-                }
-                let told = self.core.last_death().is_none()
-                    && self.record.with(|manifest| manifest.last_end.is_some());
-                if told {
-                    self.note(|manifest| manifest.last_end = None).await;
-                }
-            }
-            // What kept it awake is served; the next need has words of its own.
-            What::SleepCancelled { .. } => self.need = None,
-            What::Slept { .. } => {
-                // Put to sleep under calls that are under way: they need it still. One that waits for a command's result can
-                // wait, whoever asked for the sleep has seen to that.
-                let kinds = [
-                    CallKind::Api,
-                    CallKind::Files,
-                    CallKind::EdgeRequest,
-                    CallKind::Terminal,
-                    CallKind::Tool,
-                ];
-                if let Some(kind) = kinds.into_iter().find(|kind| self.core.calls(*kind) > 0) {
-                    self.need.get_or_insert_with(|| "a call that was under way".to_owned());
-                    if let Err(refusal) = self.core.handle_need(now(), Cause::Call(Call::of(kind)))
-                    {
-                        tracing::debug!(sandbox = %self.id, %refusal, "a call under way cannot be served");
-                    }
-                }
-            }
-            What::Died { death } => {
-                let code = story::death_code(*death);
-                self.note(move |manifest| {
-                    manifest.state = State::Off { code: code.to_owned() };
-                    manifest.since = Moment::now();
-                    manifest.last_end = Some(code.to_owned());
-                })
-                .await;
-            }
-            What::Failed { code } => {
-                let text = self.failure.clone().unwrap_or_default();
-                self.note(move |manifest| {
-                    let saved = match &manifest.state {
-                        State::SleepingOnDisk(saved) => Some(saved.clone()),
-                        _ => None,
-                    };
-                    manifest.state = State::Failed { code: code.as_str().to_owned(), text, saved };
-                    manifest.since = Moment::now();
-                })
-                .await;
-            }
-            _ => {}
-        }
-        let lacking = match what {
-            What::WakeFailed { code, again: false }
-                if matches!(
-                    self.core.phase(),
-                    // Or what it sleeps with is about to be copied.
-                    Phase::Asleep { .. } | Phase::CapturingAsleep { .. } | Phase::Demoting { .. }
-                ) =>
-            {
-                Some(*code)
-            }
-            What::StartRefused { code } => {
-                self.note(|manifest| {
-                    manifest.state = State::Off { code: self.end_code().to_owned() };
-                    manifest.since = Moment::now();
-                })
-                .await;
-                Some(*code)
-            }
-            _ => None,
-        };
-        if let Some(code) = lacking {
-            self.refuse_waiters(|failure| shortage_error(code, failure));
-            let error = shortage_error(code, self.failure.as_deref());
-            self.refuse_restarts(error.code, &error.error);
-        }
-        let failure = self.failure.as_deref();
-        let mut still = Vec::new();
-        for (goal, reply) in self.watchers.drain(..) {
-            match outcome(&goal, what, failure, need.as_deref()) {
-                // The caller may have gone away: then nobody needs the answer.
-                Some(result) => drop(reply.send(result)),
-                None => still.push((goal, reply)),
-            }
-        }
-        self.watchers = still;
-    }
-
-    /// How its machine ended, for programs.
-    fn end_code(&self) -> &'static str {
-        match self.core.phase() {
-            Phase::Off { death, .. } => story::death_code(*death),
-            _ => story::death_code(Death::Killed),
-        }
-    }
-
-    /// Notes something in the manifest. A disk that refuses is logged: the living state is right, and a new daemon finds out
-    /// by looking at the processes.
-    async fn note(&self, change: impl FnOnce(&mut Manifest)) {
-        if let Err(error) = self.record.change(change).await {
-            tracing::error!(sandbox = %self.id, error = chain(&error), "manifest not written");
-        }
-    }
-
-    fn take_order(&mut self, order: Order) {
-        match order.work {
-            Work::Cancel => {
-                if let Some((attempt, signals)) = &self.signals
-                    && *attempt == order.attempt
-                {
-                    signals.send_modify(|said| said.cancel = true);
-                } else {
-                    self.waiting.retain(|waiting| waiting.attempt != order.attempt);
-                }
-            }
-            Work::Sample => self.sample_now(),
-            Work::Notice { in_ms, cap } => self.tell_sleep(in_ms, cap),
-            _ => {
-                // A newer order supersedes every earlier one.
-                self.waiting.clear();
-                if let Some((_, signals)) = &self.signals {
-                    signals.send_modify(|said| said.superseded = true);
-                }
-                self.waiting.push_back(order);
-            }
-        }
-    }
-
-    fn begin_work(&mut self) {
-        if self.body.is_none() {
-            return;
-        }
-        let Some(order) = self.waiting.pop_front() else { return };
-        let Some(mut body) = self.body.take() else { return };
-        if body.machine.as_ref().is_some_and(|machine| machine.exit().is_some()) {
-            body.machine = None;
-            body.seat = None;
-        }
-        let waited_for = self.restarts.take_seat();
-        if order.work == Work::Boot && body.seat.is_none() {
-            body.seat = waited_for;
-        }
-        self.forget_halt();
-        let (say, signals) = Signals::new();
-        self.signals = Some((order.attempt, say));
-        let capture_to = match order.work {
-            Work::Capture { capture, .. } => {
-                let at = self.capture_to.iter().position(|(id, _)| *id == capture);
-                at.map(|at| self.capture_to.swap_remove(at).1)
-            }
-            _ => None,
-        };
-        let drives = match order.work {
-            Work::Boot | Work::Create => self.drives_next.take(),
-            _ => None,
-        };
-        let from_disk = matches!(order.work, Work::Wake { from: Tier::Disk | Tier::Store });
-        let worker = Worker {
-            ground: Arc::clone(&self.ground),
-            id: self.id.clone(),
-            record: self.record.clone(),
-            body,
-            phases: crate::phases::Phases::begin(),
-            signals,
-            messages: self.messages.clone(),
-            next_life: self.life + 1,
-            place: from_disk.then(|| self.ground.restores.stand_in_line(self.asked_at())),
-            woke_because: self.woke_because.clone(),
-            capture_to,
-            drives,
-        };
-        let done = self.done.clone();
-        tracing::debug!(sandbox = %self.id, ?order, "order");
-        tokio::spawn(async move {
-            let finished = worker.carry_out(order).await;
-            // The task waits for this; it is gone only when the daemon goes down.
-            let _ = done.send(finished);
-        });
-    }
-
-    /// When it was asked for what is ordered now.
-    fn asked_at(&self) -> Instant {
-        self.waiters.iter().map(|waiter| waiter.began).min().unwrap_or_else(Instant::now)
-    }
-
-    async fn on_done(&mut self, done: Done) {
-        self.signals = None;
-        self.link = done.body.link.clone();
-        if let Some(error) = &done.error {
-            let of_guest =
-                matches!(done.report, Report::Failed { code: FailureCode::DriveUnusable, .. });
-            // Of a drive nothing is said but where it should be in the guest.
-            self.failure = Some(if of_guest { error.clone() } else { without_paths(error) });
-        }
-        self.log_failure(&done);
-        let machine = done.body.machine.as_ref().map(vmm::Machine::exit_watch);
-        let mut body = done.body;
-        if machine.is_none() {
-            body.seat = None;
-        }
-        self.body = Some(body);
-        let now = now();
-        let heard = self.core.handle_report(now, done.attempt, done.report);
-        if heard == Heard::OutOfPlace {
-            tracing::error!(sandbox = %self.id, report = ?done.report, phase = ?self.core.phase(), "report out of place");
-        }
-        if heard == Heard::Taken && done.report == Report::Ready {
-            self.life += 1;
-            // Not at once: what it was woken for comes first.
-            self.sample_next();
-        }
-        // After a stale report the machine is an earlier one, which the waiting order ends: its end is no news.
-        self.exit = match (machine, self.core.machine()) {
-            (Some(watch), Some(attempt)) if heard == Heard::Taken => Some((attempt, watch)),
-            _ => None,
-        };
-        self.pump(done.data).await;
-    }
-
-    /// An order that failed is logged; one that a newer order has ended early has not failed, and a lack of the host that
-    /// lasts is said once.
-    fn log_failure(&mut self, done: &Done) {
-        let Some(error) = &done.error else {
-            self.short_of = None;
-            return;
-        };
-        let lacking = match done.report {
-            Report::Failed { code, .. } if code.is_shortage() => Some(code),
-            _ => None,
-        };
-        let known = lacking.is_some() && lacking == self.short_of;
-        self.short_of = lacking;
-        if known || !self.waiting.is_empty() {
-            tracing::debug!(sandbox = %self.id, error, report = ?done.report, "an order failed");
-        } else {
-            tracing::warn!(sandbox = %self.id, error, report = ?done.report, "an order failed");
-        }
-    }
-
     fn on_died(&mut self, machine: Attempt, cause: ExitCause) {
         self.exit = None;
         let death = match cause {
@@ -743,20 +463,4 @@ async fn died(exit: Option<(Attempt, ExitWatch)>) -> (Attempt, ExitCause) {
         Some((attempt, mut watch)) => (attempt, watch.exited().await.cause),
         None => std::future::pending().await,
     }
-}
-
-/// Whether the event ends an order whose phases were measured.
-fn has_phases(what: &What) -> bool {
-    matches!(
-        what,
-        What::Started { .. }
-            | What::Slept { .. }
-            | What::Woke { .. }
-            | What::Demoted
-            | What::SleepFailed { .. }
-            | What::SleepCancelled { .. }
-            | What::WakeFailed { .. }
-            | What::Failed { .. }
-            | What::CaptureEnded { .. }
-    )
 }
