@@ -2,11 +2,13 @@
 
 use std::path::PathBuf;
 
+use e2e::boxes;
 use e2e::lab::Lab;
+use e2e::mcp::{self, Http};
 use e2e::s3::S3;
 use e2e::{isolated, proc, test_name, until};
 use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Counts requests in memory; tells its number, and keeps what is told to keep.
 const COUNTER: &str = r"
@@ -600,5 +602,172 @@ fn s19_a_sandbox_with_volumes_has_no_checkpoints_and_says_so() {
         lab.ok(&["sandboxes", "restart", "web", "--no-volumes"]);
         wait_checkpoints(lab, "web", 1);
         assert_eq!(lab.view("web")["checkpoint"]["error"], Value::Null);
+    });
+}
+
+fn set_checkpoint(lab: &Lab, id: &str, body: &Value) -> (u16, Value) {
+    boxes::call(lab, "PUT", &format!("/v1/boxes/{id}/checkpoint"), body)
+}
+
+/// Waits for so many checkpoints of a box from now on. The second one was begun after now.
+fn wait_box_checkpoints(lab: &Lab, id: &str, count: u32) -> String {
+    let last_at = || boxes::view(lab, id)["checkpoint"]["lastAt"].as_str().map(str::to_owned);
+    let mut last = last_at();
+    for _ in 0..count {
+        last = Some(until("a checkpoint", || {
+            let newer = last_at();
+            (newer != last).then_some(newer?)
+        }));
+    }
+    last.expect("one at least")
+}
+
+/// The count and the process that a counter tells.
+fn counted(answer: &str) -> (u32, &str) {
+    let mut words = answer.split(' ');
+    let count = words.next().and_then(|count| count.parse().ok());
+    let count = count.unwrap_or_else(|| panic!("no count: {answer}"));
+    (count, words.next().expect("a process"))
+}
+
+#[test]
+fn s18_s20_a_box_whose_host_is_lost_is_the_same_box_at_another() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        boxes::set_up(lab, &[]);
+        let services = json!([
+            { "name": "web.internal", "port": 8000, "web": true },
+            { "name": "api.internal", "port": 80, "targetPort": 8000 },
+        ]);
+        let spec = json!({ "name": "Numbers", "goal": "count", "services": services });
+        let started = boxes::start(lab, &spec);
+        let id = started["id"].as_str().expect("an id").to_owned();
+        let (status, refused) = set_checkpoint(lab, &id, &Value::Null);
+        assert_eq!((status, &refused["code"]), (409, &json!("checkpoints_unavailable")));
+        assert!(refused["hint"].as_str().is_some_and(|hint| hint.contains("--store")), "{refused}");
+        let told = Http::new(lab).refused("sandbox_checkpoint", json!({ "id": id }));
+        assert!(told.contains("checkpoints_unavailable") && told.contains("--store"), "{told}");
+        assert!(boxes::view(lab, &id)["checkpoint"].is_null());
+
+        restart_with(lab, &store);
+        boxes::serve_counter(lab, &id, 8000);
+        let before = boxes::view(lab, &id);
+        let (status, stands) = set_checkpoint(lab, &id, &json!({ "everySeconds": 1 }));
+        assert_eq!((status, &stands["everySeconds"]), (200, &json!(1)), "{stands}");
+        wait_box_checkpoints(lab, &id, 1);
+        let on = Http::new(lab).tool("sandbox_checkpoint", json!({ "id": id, "everySeconds": 2 }));
+        let data = &on["structuredContent"];
+        assert_eq!(data["everySeconds"], 2, "{on}");
+        assert!(data["lastAt"].is_string() && data["behindSeconds"].is_u64(), "{on}");
+        assert!(data["storedBytes"].as_u64().is_some_and(|bytes| bytes > 1 << 20), "{on}");
+        assert!(mcp::text(&on).starts_with("checkpoint each 2 s awake; the newest is of "), "{on}");
+        let status = Http::new(lab).tool("sandbox_status", json!({ "id": id }));
+        assert_eq!(status["structuredContent"]["checkpoint"]["everySeconds"], 2, "{status}");
+        assert!(mcp::text(&status).contains("\ncheckpoint each 2 s awake"), "{status}");
+        let was = boxes::view(lab, &id);
+        assert_eq!(was["lastUsedAt"], before["lastUsedAt"], "it is no use of the box");
+
+        let url = was["webUrl"].as_str().expect("a URL").to_owned();
+        let answer = boxes::get(&url, "GET", &[]).body;
+        let (count, process) = counted(&answer);
+        wait_box_checkpoints(lab, &id, 2);
+        lose_host(lab, false);
+
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        let is = boxes::view(&other, &id);
+        for field in ["id", "name", "goal", "status", "size", "vcpus", "memoryGb", "createdAt"] {
+            assert_eq!(is[field], was[field], "{field}");
+        }
+        let there = is["webUrl"].as_str().expect("a URL").to_owned();
+        let label = |url: &str| url.split('.').next().map(str::to_owned);
+        assert_eq!(label(&there), label(&url), "the same key");
+        let answer = until("its URL answers", || {
+            let answer = boxes::get(&there, "GET", &[]);
+            (answer.status == 200).then_some(answer.body)
+        });
+        assert_eq!(counted(&answer), (count + 1, process), "the same process goes on");
+        for (url, n) in [("http://api.internal/", 2), ("http://web.internal:8000/", 3)] {
+            let answer = boxes::sh(&other, &id, &format!("curl -s -m 20 {url}"));
+            assert_eq!(counted(&answer), (count + n, process), "{url}: {answer}");
+        }
+        let path = format!("/v1/boxes/{id}/events");
+        let events = boxes::done(&other, "GET", &path, &Value::Null);
+        let moved = &events["events"][0];
+        let why = moved["reason"].as_str().expect("a reason");
+        assert!(why.starts_with("was moved here from "), "{events}");
+        assert_eq!(boxes::call(&other, "GET", &format!("/v1/sandboxes/{id}"), &Value::Null).0, 404);
+        wait_box_checkpoints(&other, &id, 1);
+
+        // Its first host comes back: it is not run there a second time.
+        lab.start();
+        let gone = boxes::wait_status(lab, &id, "interrupted");
+        let why = gone["statusReason"].as_str().expect("a reason");
+        assert!(why.starts_with("another host has taken it over"), "{gone}");
+        let path = format!("/v1/boxes/{id}/events");
+        let events = boxes::done(lab, "GET", &path, &Value::Null);
+        let last = events["events"].as_array().and_then(|events| events.last()).expect("events");
+        assert_eq!((&last["status"], &last["reason"]), (&json!("interrupted"), &json!(why)));
+        until("it is put aside", || {
+            lab.data().join("moved").join(&id).join("memory").exists().then_some(())
+        });
+        assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new());
+        let path = format!("/v1/boxes/{id}/exec");
+        let (status, refused) = boxes::call(lab, "POST", &path, &json!({ "command": "true" }));
+        assert_eq!((status, &refused["code"]), (409, &json!("sandbox_moved")), "{refused}");
+        let answer = boxes::sh(&other, &id, "curl -s -m 20 http://api.internal/");
+        assert_eq!(counted(&answer), (count + 4, process));
+        boxes::done(lab, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+        boxes::done(&other, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+        until("its checkpoint is gone", || {
+            other.json(&["checkpoints", "list"]).as_array().is_some_and(Vec::is_empty).then_some(())
+        });
+        other.tear_down();
+    });
+}
+
+#[test]
+fn s18_s19_a_frozen_box_is_kept_as_it_is_and_comes_to_another_host_frozen() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        use_store(lab, &store);
+        boxes::set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "3"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "3"),
+            ],
+        );
+        let services = json!([{ "name": "web.internal", "port": 8000, "web": true }]);
+        let started = boxes::start(lab, &json!({ "goal": "count", "services": services }));
+        let id = started["id"].as_str().expect("an id").to_owned();
+        boxes::serve_counter(lab, &id, 8000);
+        let answer = boxes::sh(lab, &id, "curl -s -m 20 http://web.internal:8000/");
+        let (count, process) = counted(&answer);
+        let frozen = boxes::wait_status(lab, &id, "frozen");
+        let (status, stands) = set_checkpoint(lab, &id, &json!({}));
+        assert_eq!((status, &stands["everySeconds"]), (200, &json!(10)), "{stands}");
+        let kept = until("what is frozen is kept", || {
+            let view = boxes::view(lab, &id);
+            (view["checkpoint"]["behindSeconds"] == 0).then_some(view)
+        });
+        for field in ["status", "lastUsedAt", "stopsAt"] {
+            assert_eq!(kept[field], frozen[field], "{field}");
+        }
+        assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new(), "nobody thawed it for that");
+        lose_host(lab, false);
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        let is = boxes::view(&other, &id);
+        for field in ["status", "goal"] {
+            assert_eq!(is[field], frozen[field], "{field}");
+        }
+        assert_eq!(proc::qemus_below(&other.data()), Vec::<i32>::new(), "it is frozen on");
+        let answer = boxes::sh(&other, &id, "curl -s -m 20 http://web.internal:8000/");
+        assert_eq!(counted(&answer), (count + 1, process), "and thaws as it was");
+        lab.start();
+        boxes::wait_status(lab, &id, "interrupted");
+        boxes::done(&other, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+        other.tear_down();
     });
 }

@@ -18,9 +18,14 @@ fn b36_b37_one_box_from_start_to_stop_with_the_tools_alone() {
         let tools = mcp.request("tools/list", json!({}));
         let tools = tools[0]["result"]["tools"].as_array().expect("tools").clone();
         let names: Vec<&str> = tools.iter().filter_map(|tool| tool["name"].as_str()).collect();
-        for name in
-            ["sandbox_start", "sandbox_exec", "sandbox_get", "sandbox_status", "sandbox_stop"]
-        {
+        for name in [
+            "sandbox_start",
+            "sandbox_exec",
+            "sandbox_get",
+            "sandbox_status",
+            "sandbox_checkpoint",
+            "sandbox_stop",
+        ] {
             assert!(names.contains(&name), "{names:?}");
         }
         assert_eq!(
@@ -280,6 +285,7 @@ fn b43_a_key_of_another_account_sees_none_of_these_boxes_nor_their_warnings() {
             ("sandbox_pull", json!({ "id": id })),
             ("sandbox_sync", json!({ "id": id })),
             ("sandbox_procs", json!({ "id": id })),
+            ("sandbox_checkpoint", json!({ "id": id })),
             ("sandbox_say", json!({ "id": id, "text": "hello" })),
             ("sandbox_feedback", json!({ "id": id, "text": "hello" })),
             ("sandbox_stop", json!({ "id": id })),

@@ -92,6 +92,9 @@ pub struct Change {
     pub labels: Option<BTreeMap<String, String>>,
     /// Settings of sleep.
     pub policy: PolicyPatch,
+    /// What the control plane wants kept with it, also in its checkpoints: opaque to hosts, read by whoever takes it over. Of a box:
+    /// what it is beyond its sandbox.
+    pub note: Option<String>,
 }
 
 /// What a host remembers of a sandbox besides its public view: enough to rebuild a lost catalogue.
@@ -107,6 +110,8 @@ pub struct Known {
     pub asleep_ms: Option<u64>,
     /// It is a box.
     pub boxed: Option<BoxLife>,
+    /// What the control plane has had kept with it ([`Change::note`]).
+    pub note: Option<String>,
     /// It is being removed: nobody is told of it any more.
     pub going: bool,
 }

@@ -111,6 +111,16 @@ pub(crate) async fn set(app: &App, id: &str, credit_ms: Option<u64>) -> Result<A
     app.accounts().find(id).map_err(Failure::from)
 }
 
+/// A box was taken over from another host: what it had used before is not charged here.
+pub(crate) async fn took_over(app: &App, account: &str, id: &SandboxId) -> Result<(), Failure> {
+    let _looking = app.credit().looking.lock().await;
+    let used = milliseconds(app.host().usage(id).await?.awake_seconds);
+    app.accounts().charge(app.catalogue(), account, &[(id.clone(), used)], |_| {}).await?;
+    app.credit().meters().insert(id.clone(), used);
+    app.credit().limited().remove(id);
+    Ok(())
+}
+
 /// A box has ended: nothing of it is charged any more.
 pub(crate) async fn forget(app: &App, id: &SandboxId) -> Result<(), Failure> {
     app.credit().limited().remove(id);
@@ -174,8 +184,8 @@ async fn used(app: &App, account: &str) -> Result<Vec<(SandboxId, u64, Arc<BoxRe
     for record in app.boxes().live_of(account) {
         match app.host().usage(&record.id).await {
             Ok(usage) => all.push((record.id.clone(), milliseconds(usage.awake_seconds), record)),
-            // It is being made, or its host has lost it.
-            Err(error) if error.code == Code::NotFound => {}
+            // It is being made, or its host has lost it, or another one has it.
+            Err(error) if matches!(error.code, Code::NotFound | Code::SandboxMoved) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -187,7 +197,7 @@ async fn is_awake(app: &App, id: &SandboxId) -> Result<bool, Failure> {
         Ok(known) => Ok(known.boxed.is_some_and(|life| {
             matches!(life.status, BoxStatus::Claimed | BoxStatus::Ready | BoxStatus::Takeover)
         })),
-        Err(error) if error.code == Code::NotFound => Ok(false),
+        Err(error) if matches!(error.code, Code::NotFound | Code::SandboxMoved) => Ok(false),
         Err(error) => Err(error.into()),
     }
 }

@@ -18,6 +18,7 @@ use api::host::{Change, Known};
 use api::usage::Usage;
 
 use crate::App;
+use crate::boxes;
 use crate::catalogue::{Entry, Face, State, now_ms};
 use crate::failure::{Failure, chain};
 
@@ -44,7 +45,13 @@ pub(crate) async fn run(app: &App) -> Result<(), Failure> {
                 app.catalogue().set_state(&entry.id, State::Ready).await?;
                 rename_at_host(app, &entry, &at_host).await;
             }
-            (State::Ready, Some(at_host)) => rename_at_host(app, &entry, &at_host).await,
+            (State::Ready, Some(at_host)) => {
+                // The daemon ended between the row of a box that it took over and the rest.
+                if entry.face == Face::Box && app.boxes().record(&entry.id).is_none() {
+                    boxes::enter(app, &at_host).await?;
+                }
+                rename_at_host(app, &entry, &at_host).await;
+            }
             (State::Ready, None) => {
                 tracing::error!(sandbox = %entry.id, name = entry.name, "its host does not have it; the catalogue keeps its row");
             }
@@ -94,7 +101,7 @@ pub(crate) async fn enter(app: &App, at_host: Known) -> Result<(), Failure> {
     match app.catalogue().find(at_host.sandbox.id.as_str()) {
         Some(entry) if entry.id == at_host.sandbox.id => {
             rename_at_host(app, &entry, &at_host).await;
-            Ok(())
+            boxes::enter(app, &at_host).await
         }
         _ => adopt(app, at_host).await,
     }
@@ -117,12 +124,13 @@ async fn adopt(app: &App, at_host: Known) -> Result<(), Failure> {
     };
     tracing::warn!(sandbox = %entry.id, name = entry.name, "its host has it, the catalogue did not: entered again");
     if app.catalogue().adopt(app.host().name(), entry.clone()).await? {
-        return Ok(());
+        return boxes::enter(app, &at_host).await;
     }
     let renamed = Entry { name: entry.id.to_string(), ..entry };
     tracing::warn!(sandbox = %renamed.id, name = at_host.sandbox.name, "its name is taken: named after its id");
     if app.catalogue().adopt(app.host().name(), renamed.clone()).await? {
         rename_at_host(app, &renamed, &at_host).await;
+        boxes::enter(app, &at_host).await?;
     } else {
         tracing::error!(sandbox = %renamed.id, "another sandbox is named like its id: not entered");
     }

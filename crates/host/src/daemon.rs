@@ -256,15 +256,17 @@ impl Daemon {
     /// A sandbox's handle.
     pub(crate) fn handle(&self, id: &SandboxId) -> Result<Handle, ApiError> {
         let sandboxes = self.sandboxes.read().unwrap_or_else(PoisonError::into_inner);
-        sandboxes.get(id).cloned().ok_or_else(|| {
-            if self.ground.settings.moved_dir().join(id.as_str()).exists() {
-                let text = format!("another host has taken over the sandbox `{id}`");
-                return ApiError::new(Code::SandboxMoved, text).hint(
-                    "ask that host; what it had here is kept below `moved` in the data folder",
-                );
-            }
-            ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`"))
-        })
+        sandboxes.get(id).cloned().ok_or_else(|| self.unknown(id))
+    }
+
+    /// There is no such sandbox here, or none any more.
+    pub(crate) fn unknown(&self, id: &SandboxId) -> ApiError {
+        if self.ground.settings.moved_dir().join(id.as_str()).exists() {
+            let text = format!("another host has taken over the sandbox `{id}`");
+            return ApiError::new(Code::SandboxMoved, text)
+                .hint("ask that host; what it had here is kept below `moved` in the data folder");
+        }
+        ApiError::new(Code::NotFound, format!("there is no sandbox `{id}`"))
     }
 
     /// All handles, in no order.

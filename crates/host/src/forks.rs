@@ -222,6 +222,7 @@ fn fork_of(of: &Manifest, new: &NewFork, slot: u32) -> Manifest {
         moved_to: None,
         used: Used::default(),
         box_use: None,
+        note: None,
         wiring: None,
         ipv6: None,
         network_at_rest: None,

@@ -93,6 +93,9 @@ pub struct Manifest {
     /// Of a box: how its names are wired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wiring: Option<Wiring>,
+    /// What the control plane has had kept with it ([`api::host::Change::note`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
     /// The IPv6 address that it has; `None`: none, or its agent is older than these.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipv6: Option<std::net::Ipv6Addr>,
@@ -455,6 +458,7 @@ mod tests {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            note: None,
             wiring: None,
             ipv6: None,
             network_at_rest: None,

@@ -544,6 +544,7 @@ impl Manifest {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            note: None,
             wiring: None,
             ipv6: None,
             network_at_rest: None,

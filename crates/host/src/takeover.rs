@@ -12,7 +12,7 @@ use serde_json::{Map, json};
 use crate::checkpoints::{self, Found, List, Store, StoreError};
 use crate::clock::{Moment, rfc3339};
 use crate::daemon::Daemon;
-use crate::manifest::{DriveKind, Manifest, State};
+use crate::manifest::{BoxUse, DriveKind, Manifest, State};
 use crate::sandbox::work::{chain, without_paths};
 use crate::sandbox::{Beginning, Handle, start};
 use crate::timeline::Timeline;
@@ -63,6 +63,13 @@ impl Daemon {
             moved_to: None,
             woke_because: None,
             last_end: None,
+            // A box that was awake has been used just now: it is not stopped for the time for which it had no host.
+            box_use: match &list.of.box_use {
+                Some(uses) if !list.asleep => {
+                    Some(BoxUse { last_used: Moment::now(), ..uses.clone() })
+                }
+                uses => uses.clone(),
+            },
             state: State::Creating,
             since: Moment::now(),
             ..list.of.clone()
@@ -105,6 +112,10 @@ impl Daemon {
             discard(&files);
             self.ground.drives.settle(id, &[]);
             return Err(internal("the sandbox could not be written", &error));
+        }
+        let address = self.ground.subnet.address(body.slot.number());
+        if let Err(error) = self.ground.services.wire(id, address, list.of.wiring.clone()).await {
+            tracing::error!(sandbox = %id, %error, "its names are not wired");
         }
         // Asleep it is woken by packets too.
         if let Err(error) = body.ensure_port(&self.ground) {

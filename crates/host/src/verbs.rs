@@ -80,7 +80,9 @@ impl Host for Daemon {
     }
 
     async fn view(&self, id: &SandboxId) -> Result<Known, ApiError> {
-        self.handle(id)?.view().await
+        let viewed = self.handle(id)?.view().await;
+        // Its end may not be noted yet.
+        viewed.map_err(|error| if error.code == Code::NotFound { self.unknown(id) } else { error })
     }
 
     fn reserve(&self, kind: &api::host::Kind) -> Option<SandboxId> {
@@ -147,6 +149,7 @@ impl Host for Daemon {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            note: None,
             wiring: new.wiring.clone(),
             ipv6: None,
             network_at_rest: None,
@@ -719,6 +722,7 @@ impl Daemon {
             moved_to: None,
             used: Used::default(),
             box_use: None,
+            note: None,
             wiring: new.wiring.clone(),
             ipv6: None,
             network_at_rest: None,

@@ -156,6 +156,29 @@ pub struct BoxWire {
     pub mode: String,
 }
 
+/// Checkpoints of a box.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(example = json!({"everySeconds": 10}))]
+pub struct BoxCheckpoint {
+    /// Seconds of being awake from the end of one checkpoint to the next, 1-600; default 10. Null: there are to be none any more, and
+    /// what the store has of it is removed.
+    #[serde(
+        default,
+        deserialize_with = "crate::sandbox::some_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<u64>, minimum = 1, maximum = 600, example = 10)]
+    pub every_seconds: Option<Option<u64>>,
+}
+
+impl BoxCheckpoint {
+    /// How often; `None`: never.
+    pub fn every(&self) -> Option<u64> {
+        self.every_seconds.unwrap_or(Some(crate::checkpoint::EVERY_SECONDS_DEFAULT))
+    }
+}
+
 /// The secrets of a box.
 #[derive(
     Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,

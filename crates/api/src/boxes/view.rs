@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::host::{BoxFreeze, BoxStatus};
+use crate::checkpoint::CheckpointStatus;
 
 /// A box.
 #[derive(
@@ -73,6 +74,9 @@ pub struct BoxView {
     /// Until when it can be brought back, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub restorable_until: Option<String>,
+    /// How its checkpoints stand; absent where there are none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub checkpoint: Option<BoxCheckpointView>,
     /// The latest of its uses, RFC 3339.
     #[schema(example = "2026-12-01T12:00:00.000Z")]
     pub last_used_at: String,
@@ -95,6 +99,52 @@ pub struct BoxView {
     /// That its URLs open for some addresses only.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub box_url_access: Option<String>,
+}
+
+/// How the checkpoints of a box stand (S19).
+#[derive(
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    utoipa::ToSchema,
+    schemars::JsonSchema,
+)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxCheckpointView {
+    /// Seconds of being awake from one to the next; absent: there are none.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = 10)]
+    pub every_seconds: Option<u64>,
+    /// When the newest complete one was taken, RFC 3339; absent: there is none yet.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "2026-12-01T12:00:00.000Z")]
+    pub last_at: Option<String>,
+    /// How much of its being awake the newest one lacks, seconds; absent: there is none yet.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = 4)]
+    pub behind_seconds: Option<u64>,
+    /// Bytes that the newest one takes in the store.
+    #[schema(example = 61_000_000)]
+    pub stored_bytes: u64,
+    /// Why none can be taken or kept now; absent: all is well. The box runs on.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub error: Option<String>,
+}
+
+impl From<CheckpointStatus> for BoxCheckpointView {
+    fn from(status: CheckpointStatus) -> Self {
+        Self {
+            every_seconds: Some(status.every_seconds),
+            last_at: status.last_at,
+            behind_seconds: status.behind_seconds,
+            stored_bytes: status.stored_bytes,
+            error: status.error,
+        }
+    }
 }
 
 /// A service of a box.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use api::boxes::BoxStatus;
+use api::boxes::{BoxLife, BoxStatus};
 use api::host::{Caller, Hold, HoldKind};
 use api::{ApiError, Code};
 
@@ -10,6 +10,9 @@ use super::{BoxRecord, Ended, Who, no_credit, view};
 use crate::App;
 use crate::catalogue::now_ms;
 use crate::failure::{Failure, chain};
+
+/// Why a box is interrupted that another host has.
+const MOVED_AWAY: &str = "another host has taken it over from its checkpoint; it goes on there";
 
 /// A call that acts on a box, while it lives.
 pub(crate) struct Acting {
@@ -36,6 +39,9 @@ impl Acting {
         if let Err(error) = app.boxes().change(app.catalogue(), id, told).await {
             tracing::error!(sandbox = %id, ?error, "that it was booted is told once more");
         }
+        if let Err(error) = super::checkpoint::carry(app, id).await {
+            tracing::error!(sandbox = %id, ?error, "another host would tell once more that it was booted");
+        }
     }
 }
 
@@ -48,21 +54,23 @@ pub(super) fn find(app: &App, who: &Who, id: &str) -> Result<Arc<BoxRecord>, Api
     })
 }
 
-/// Begins to act on a box. `what`: for its timeline, such as `sandbox_exec`.
-pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Acting, Failure> {
-    let record = find(app, who, id)?;
-    if let Some(ended) = &record.ended {
-        return Err(ended_error(&record, ended).into());
+/// What its host says of a box, which must not have ended, be stopped or have failed.
+pub(super) async fn living(app: &App, record: &BoxRecord) -> Result<BoxLife, Failure> {
+    let id = &record.id;
+    let known = view::known(app, record).await?;
+    // It may have turned out just now that another host has it.
+    let ended = app.boxes().record(id).and_then(|record| record.ended.clone());
+    if let Some(ended) = &ended {
+        return Err(ended_error(record, ended).into());
     }
-    let before = view::known(app, &record).await?;
-    let Some((_, life)) = before else {
+    let Some((_, life)) = known else {
         let text = format!("box {id} is interrupted: its host is gone, and nothing on it survived");
         return Err(ApiError::new(Code::BoxStopped, text)
             .hint("start a new one with sandbox_start")
             .into());
     };
     if life.stopped_unix_ms.is_some() {
-        return Err(stopped_error(&record, &life).into());
+        return Err(stopped_error(record, &life).into());
     }
     if life.status == BoxStatus::Interrupted {
         let reason = life.reason.clone().unwrap_or_else(|| "it failed".to_owned());
@@ -71,6 +79,13 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
             .hint("stop it with sandbox_stop and start a new one")
             .into());
     }
+    Ok(life)
+}
+
+/// Begins to act on a box. `what`: for its timeline, such as `sandbox_exec`.
+pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Acting, Failure> {
+    let record = find(app, who, id)?;
+    let life = living(app, &record).await?;
     let caller = Caller { what: what.to_owned(), peer: None };
     let held = app.host().hold(&record.id, HoldKind::Tool, caller).await;
     let hold = held.map_err(|error| told(app, &record, error))?;
@@ -166,6 +181,11 @@ pub(crate) async fn say(app: &App, who: &Who, id: &str, text: &str) -> Result<()
     app.boxes().change(app.catalogue(), &record.id, |record| record.note(event)).await
 }
 
+/// Notes that another host has taken a box over, which goes on there (S18).
+pub(super) async fn moved_away(app: &App, id: &api::SandboxId) -> Result<(), Failure> {
+    end(app, id, BoxStatus::Interrupted, MOVED_AWAY, None).await
+}
+
 /// Notes that a box has ended. The first word stands.
 pub(super) async fn end(
     app: &App,
@@ -193,11 +213,16 @@ pub(super) async fn end(
 
 fn ended_error(record: &BoxRecord, ended: &Ended) -> ApiError {
     let text = format!("box {} is {}: {}", record.id, ended.status.as_str(), ended.reason);
+    if ended.reason == MOVED_AWAY {
+        return ApiError::new(Code::SandboxMoved, text).hint(
+            "ask that host for it, by the same id; here it can only be forgotten (sandbox_stop)",
+        );
+    }
     ApiError::new(Code::BoxStopped, text)
         .hint("it keeps no copy that could be brought back: start a new one with sandbox_start")
 }
 
-fn stopped_error(record: &BoxRecord, life: &api::boxes::BoxLife) -> ApiError {
+fn stopped_error(record: &BoxRecord, life: &BoxLife) -> ApiError {
     let id = &record.id;
     let reason = life.reason.clone().unwrap_or_default();
     let until = life.restorable_until_unix_ms.map(view::rfc3339).unwrap_or_default();

@@ -8,7 +8,7 @@ use api::boxes::BoxStatus;
 use api::boxes::view::BoxEvent;
 use tokio::sync::broadcast::{self, error::RecvError};
 
-use super::{BoxRecord, act};
+use super::{BoxRecord, act, view};
 use crate::App;
 use crate::catalogue::{Face, now_ms};
 use crate::failure::{Failure, chain};
@@ -39,13 +39,22 @@ pub(crate) async fn keep(app: App, mut events: broadcast::Receiver<Event>) {
     }
 }
 
-/// After a start, or when events were lost: boxes that their host does not have any more have ended.
+/// After a start, or when events were lost: boxes that their host does not have any more have ended, and so have those that another
+/// host has taken over.
 pub(crate) async fn settle(app: &App) -> Result<(), Failure> {
     for record in app.boxes().live() {
         if app.catalogue().find(record.id.as_str()).is_none() {
             let reason = ended_reason(&record);
             act::end(app, &record.id, BoxStatus::Terminated, &reason, None).await?;
         }
+    }
+    find_moved(app).await
+}
+
+/// Finds out which boxes another host has taken over.
+async fn find_moved(app: &App) -> Result<(), Failure> {
+    for record in app.boxes().live() {
+        view::known(app, &record).await?;
     }
     Ok(())
 }
@@ -66,6 +75,7 @@ async fn remove_rests(app: &App) -> Result<(), Failure> {
 }
 
 async fn look(app: &App) -> Result<(), Failure> {
+    find_moved(app).await?;
     remove_rests(app).await?;
     let now = now_ms();
     let old: Vec<_> = {
@@ -87,6 +97,9 @@ async fn on_event(app: &App, event: &Event) -> Result<(), Failure> {
         return Ok(());
     }
     let kind = event.kind.strip_prefix("sandbox.").unwrap_or(&event.kind);
+    if kind == "moved_away" || kind == "deleted" && event.data.contains_key("moved_to") {
+        return act::moved_away(app, &record.id).await;
+    }
     if kind == "deleted" {
         // Removed by its host, when its copy was no longer to be kept. What somebody removes has no row any more, or is being removed.
         let Some(entry) = app.catalogue().find(record.id.as_str()) else { return Ok(()) };

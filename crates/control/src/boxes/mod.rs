@@ -8,6 +8,7 @@
 //! - [`act`]: calls that act on one, each of which is use from its start to its end.
 //! - [`exec`], [`procs`]: commands and processes; [`secrets`]: what they get.
 //! - [`services`]: names, addresses and URLs; [`wire`]: switching them.
+//! - [`checkpoint`]: copies in an object store, from which another daemon takes a box up.
 //! - [`keep`]: what happens to boxes by themselves.
 //!
 //! # Not here
@@ -16,6 +17,7 @@
 
 mod act;
 mod agents;
+mod checkpoint;
 mod exec;
 mod keep;
 mod links;
@@ -38,6 +40,7 @@ use tokio::time::Instant;
 
 pub(crate) use act::{Acting, act, say, stop, wake, while_paid};
 pub(crate) use agents::{Agent, AgentId, Agents};
+pub(crate) use checkpoint::{enter, set_checkpoint};
 pub(crate) use exec::{Way, exec};
 pub(crate) use keep::{keep, settle};
 pub(crate) use procs::procs;
@@ -102,6 +105,8 @@ pub(crate) struct Boxes {
     asked: Mutex<HashMap<SandboxId, Instant>>,
     /// One change at a time: it begins with what the one before has left.
     changing: tokio::sync::Mutex<()>,
+    /// Held from reading what goes along with a box's checkpoints until its host has it.
+    carrying: tokio::sync::Mutex<()>,
 }
 
 impl Boxes {
@@ -121,6 +126,7 @@ impl Boxes {
             claims: room::Claims::default(),
             asked: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            carrying: tokio::sync::Mutex::default(),
         })
     }
 

@@ -6,7 +6,7 @@ use api::boxes::act::{BoxSecretNames, BoxSecrets};
 use api::{ApiError, boxes::start::StartBox};
 
 use super::start::NAMES_MAX;
-use super::{Acting, Who, act};
+use super::{Acting, Who, act, checkpoint};
 use crate::App;
 use crate::failure::Failure;
 
@@ -32,6 +32,7 @@ pub(crate) async fn add_secrets(
     let kept = secrets.clone();
     let change = |record: &mut super::BoxRecord| record.spec.secrets = kept;
     app.boxes().change(app.catalogue(), &record.id, change).await?;
+    checkpoint::carry(app, &record.id).await?;
     Ok(BoxSecretNames { secrets })
 }
 

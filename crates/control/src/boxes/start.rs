@@ -12,7 +12,7 @@ use api::{ApiError, Code};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{BoxRecord, Who, act, secrets, services, view};
+use super::{BoxRecord, Who, act, checkpoint, secrets, services, view};
 use crate::App;
 use crate::failure::Failure;
 use crate::make::{Order, make};
@@ -343,6 +343,7 @@ async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<S
             record.agent = agent.or(record.agent.take());
         })
         .await?;
+    checkpoint::carry(app, &record.id).await?;
     let started = view::status(app, who, id).await?;
     let next = if started.status == BoxStatus::Frozen {
         "It is back as it was when it froze: /work, programs, id and URLs. No host has room to run it just now, so it is frozen; \

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use api::boxes::view::{BoxEvents, BoxList, BoxView};
+use api::boxes::view::{BoxCheckpointView, BoxEvents, BoxList, BoxView};
 use api::boxes::{BoxLife, BoxStatus};
 use api::host::Known;
 use api::{Code, SandboxId};
@@ -19,6 +19,8 @@ const WARN_BEFORE_MS: u64 = 30 * 60 * 1000;
 pub(crate) async fn status(app: &App, who: &Who, id: &str) -> Result<BoxView, Failure> {
     let record = act::find(app, who, id)?;
     let known = known(app, &record).await?;
+    // It may have turned out just now that another host has it.
+    let record = act::find(app, who, id)?;
     Ok(view(app, who, &record, known.as_ref().map(|(known, life)| (known, life))))
 }
 
@@ -77,6 +79,10 @@ pub(super) async fn known(
             Ok(life.map(|life| (known, life)))
         }
         Err(error) if error.code == Code::NotFound => Ok(None),
+        Err(error) if error.code == Code::SandboxMoved => {
+            act::moved_away(app, &record.id).await?;
+            Ok(None)
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -121,6 +127,9 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
             .and_then(|stops_at| warning(&record.id, stops_at)),
         stops_at: at(life.and_then(|life| life.stops_at_unix_ms)),
         restorable_until: at(life.and_then(|life| life.restorable_until_unix_ms)),
+        checkpoint: known
+            .and_then(|(known, _)| known.sandbox.checkpoint.clone())
+            .map(BoxCheckpointView::from),
         last_used_at: rfc3339(u64::try_from(last_used_ms).unwrap_or(0)),
         created_at: rfc3339(u64::try_from(record.created_ms).unwrap_or(0)),
         ended_at: record

@@ -4,7 +4,7 @@ use api::boxes::act::BoxWire;
 use api::boxes::view::ServiceView;
 use api::{ApiError, Code};
 
-use super::{Who, act, services};
+use super::{Who, act, checkpoint, services};
 use crate::App;
 use crate::failure::Failure;
 
@@ -65,6 +65,7 @@ pub(crate) async fn wire(
     let wiring = services::wiring(&record.spec, &places);
     app.host().wire(&record.id, wiring).await?;
     app.boxes().change(app.catalogue(), &record.id, |record| record.external = places).await?;
+    checkpoint::carry(app, &record.id).await?;
     let now = act::find(app, who, id)?;
     Ok(services::view(app, &now))
 }

@@ -15,7 +15,7 @@ use crate::failure::Failure;
 
 const STATUS: &str = "\
 Tells about one box: what it is for (goal), whether it is awake or frozen and why, when it will be frozen and stopped if nobody uses it \
-(freeze, stopsAt), its services and URLs, and which conversation uses it (agent; thisConversation: yours). Costs nothing: it is no use \
+(freeze, stopsAt), its services and URLs, how its checkpoints stand (checkpoint; absent where there are none), and which conversation uses it (agent; thisConversation: yours). Costs nothing: it is no use \
 of the box, does not thaw it and does not put off its stop. For one that the idle rules stopped, restorableUntil says how long \
 sandbox_start {restore} can bring it back.";
 
@@ -108,6 +108,9 @@ fn details(view: &BoxView) -> String {
     }
     if let Some(at) = &view.stops_at {
         let _ = write!(text, "; stopped for good at {at} if nothing uses it");
+    }
+    if let Some(checkpoint) = &view.checkpoint {
+        let _ = write!(text, "\n{}", super::checkpoint::line(checkpoint));
     }
     for service in &view.services {
         let _ = write!(

@@ -6,7 +6,7 @@
 //!
 //! - [`tool`]: how a tool is described, and what it is called with.
 //! - [`answer`]: what it answers: text for a model, the same as data, and errors as results that the model reads.
-//! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`], [`secrets`]: the tools.
+//! - [`start`], [`exec`], [`files`], [`look`], [`say`], [`wire`], [`secrets`], [`checkpoint`]: the tools.
 //! - [`warnings`]: the lines that warn of boxes that are about to be stopped (B26).
 //! - [`envelope`]: whether what comes is a message at all.
 //! - [`hosts`]: by which names it may be called.
@@ -16,6 +16,7 @@
 //! What the tools do: that is [`crate::boxes`]. What needs the caller's files, `dormouse mcp` does on the caller's machine.
 
 mod answer;
+mod checkpoint;
 mod envelope;
 mod exec;
 mod files;
@@ -71,7 +72,8 @@ pub const INSTRUCTIONS: &str = "\
 Sandboxes (\"boxes\") for running and testing code: Linux machines of their own with root, a /work folder, Docker-like names for their \
 services and URLs that a person can open. sandbox_start makes one in about a second; sandbox_sync copies your project into /work; \
 sandbox_exec runs commands; sandbox_get reads files; sandbox_stop ends it. A box that nobody uses is frozen after 10 minutes with \
-everything kept, costs nothing while frozen, and thaws by itself at the next call: there is no need to stop one between two steps.";
+everything kept, costs nothing while frozen, and thaws by itself at the next call: there is no need to stop one between two steps. \
+A box is lost with the machine that it runs on, unless sandbox_checkpoint has copies of it kept elsewhere.";
 
 /// Answers with our tools.
 pub(crate) fn handler(app: &App) -> Handler {
@@ -105,6 +107,7 @@ fn tools() -> Vec<Tool> {
         exec::procs_tool(),
         wire::wire_tool(),
         secrets::secrets_tool(),
+        checkpoint::checkpoint_tool(),
         look::status_tool(),
         look::list_tool(),
         say::say_tool(),
@@ -200,6 +203,7 @@ async fn dispatch(call: Call, name: &str, arguments: JsonObject) -> Result<Outco
             "sandbox_exec" => exec::exec(&call, arguments).await,
             "sandbox_procs" => exec::procs(&call, arguments).await,
             "sandbox_secrets" => secrets::secrets(&call, arguments).await,
+            "sandbox_checkpoint" => checkpoint::checkpoint(&call, arguments).await,
             "sandbox_wire" => wire::wire(&call, arguments).await,
             "sandbox_get" => files::get(&call, arguments).await,
             "sandbox_pull" => files::pull(&call, arguments).await,

@@ -19,6 +19,8 @@ pub(super) enum Does {
     Add,
     /// It may change anything.
     Change,
+    /// It sets something: what was set before is gone, and setting it again changes nothing.
+    Set,
     /// What it ends is gone; ending it again changes nothing.
     End,
 }
@@ -34,7 +36,7 @@ pub(super) fn tool<I: JsonSchema + 'static, O: JsonSchema + 'static>(
         Does::Tell => (true, false, true),
         Does::Add => (false, false, false),
         Does::Change => (false, true, false),
-        Does::End => (false, true, true),
+        Does::Set | Does::End => (false, true, true),
     };
     let hints = ToolAnnotations::with_title(title)
         .read_only(read_only)

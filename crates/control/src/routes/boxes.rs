@@ -1,8 +1,12 @@
 //! Boxes (B- and T-rules): starting, listing, acting on and stopping them.
 
-use api::boxes::act::{BoxExec, BoxExecResult, BoxProcesses, BoxSecretNames, BoxSecrets, BoxWire};
+use api::boxes::act::{
+    BoxCheckpoint, BoxExec, BoxExecResult, BoxProcesses, BoxSecretNames, BoxSecrets, BoxWire,
+};
 use api::boxes::start::{StartBox, StartedBox};
-use api::boxes::view::{BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList};
+use api::boxes::view::{
+    BoxCheckpointView, BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList,
+};
 use api::host::Answer;
 use api::{ApiError, Code};
 
@@ -267,6 +271,28 @@ pub(crate) async fn add_secrets(
     JsonBody(request): JsonBody<BoxSecrets>,
 ) -> Result<Json<BoxSecretNames>, Failure> {
     to_the_end(async move { Ok(Json(boxes::add_secrets(&app, &who, &id, &request).await?)) }).await
+}
+
+/// Set how often a box is kept in the object store
+///
+/// While it is awake: memory, disk and processes, so that the box outlives the loss of its host (`POST /v1/checkpoints/{id}/restore` at
+/// another one). Off unless it is set. No use of the box, and a frozen one stays so.
+#[utoipa::path(
+    put, path = "/v1/boxes/{id}/checkpoint", tag = "boxes", operation_id = "set_box_checkpoint",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    request_body(content = BoxCheckpoint, description = "How often; may be left out"),
+    responses((status = 200, description = "How its checkpoints stand", body = BoxCheckpointView)),
+)]
+pub(crate) async fn set_checkpoint(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    JsonBody(request): JsonBody<BoxCheckpoint>,
+) -> Result<Json<BoxCheckpointView>, Failure> {
+    to_the_end(
+        async move { Ok(Json(boxes::set_checkpoint(&app, &who, &id, request.every()).await?)) },
+    )
+    .await
 }
 
 /// Where in a box.

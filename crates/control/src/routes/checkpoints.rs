@@ -27,6 +27,8 @@ pub(crate) async fn list(State(app): State<App>) -> Result<Json<CheckpointList>,
 ///
 /// From its newest checkpoint, when its host is lost: with its id, name, settings, disk, memory and processes, as it was when
 /// the checkpoint was taken; the event `sandbox.moved` says when that was. A host that comes back gives it up.
+/// A box comes back as a box, with its services and URLs, to the account of the same name, or else to the default one; look at it with
+/// `GET /v1/boxes/{id}`.
 #[utoipa::path(
     post, path = "/v1/checkpoints/{id}/restore", tag = "checkpoints", operation_id = "restore_checkpoint",
     params(("id" = String, Path, description = "Id of the sandbox", example = "k3vq7mzt2abc")),

@@ -89,6 +89,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(boxes::read))
         .routes(routes!(boxes::pull, boxes::push))
         .routes(routes!(boxes::add_secrets))
+        .routes(routes!(boxes::set_checkpoint))
         .routes(routes!(boxes::heartbeat))
         .routes(routes!(secrets::list))
         .routes(routes!(secrets::put, secrets::delete))

@@ -175,7 +175,7 @@ pub(crate) async fn update(
         {
             return Err(name_taken(name).into());
         }
-        let change = Change { name: name.clone(), labels: request.labels, policy };
+        let change = Change { name: name.clone(), labels: request.labels, policy, note: None };
         match app.host().update(&entry.id, change).await {
             Ok(sandbox) => Ok(Json(sandbox)),
             Err(error) => {

@@ -102,6 +102,7 @@ async fn b43_a_box_of_another_account_is_as_one_that_does_not_exist() {
             ("GET", "/procs", Value::Null),
             ("POST", "/exec", json!({ "command": "true" })),
             ("POST", "/wire", json!({ "service": "x", "mode": "box" })),
+            ("PUT", "/checkpoint", json!({ "everySeconds": 1 })),
             ("GET", "/files?path=/etc/passwd", Value::Null),
             ("GET", "/tree?path=/work", Value::Null),
             ("PUT", "/tree?path=/work", Value::Null),

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use api::boxes::{BoxFreeze, BoxLife, BoxStatus};
-use api::checkpoint::Checkpoint;
+use api::checkpoint::{Checkpoint, CheckpointStatus};
 use api::drive::{
     AttachDrive, AttachVolume, CreateDrive, DRIVE_MIB_DEFAULT, Drive, SandboxDrive, Volume,
 };
@@ -70,6 +70,10 @@ pub(crate) struct Fake {
     pub(crate) limited: Mutex<BTreeSet<SandboxId>>,
     /// What each box has used, seconds awake.
     pub(crate) awake_seconds: AtomicU64,
+    /// It has a store of checkpoints.
+    pub(crate) has_store: AtomicBool,
+    /// Sandboxes that another host has taken over.
+    moved: Mutex<BTreeSet<SandboxId>>,
     /// How often a refused port is tried again.
     pub(crate) port_retries: AtomicUsize,
 }
@@ -112,6 +116,8 @@ impl Fake {
             spending_reached: AtomicBool::new(false),
             limited: Mutex::default(),
             awake_seconds: AtomicU64::new(0),
+            has_store: AtomicBool::new(false),
+            moved: Mutex::default(),
             port_retries: AtomicUsize::new(0),
         })
     }
@@ -154,10 +160,21 @@ impl Fake {
 
     fn known(&self, id: &SandboxId) -> Result<Known, ApiError> {
         let state = self.state();
-        state
-            .get(id)
-            .map(|one| one.known.clone())
-            .ok_or_else(|| ApiError::new(Code::NotFound, "no such sandbox"))
+        state.get(id).map(|one| one.known.clone()).ok_or_else(|| {
+            if self.moved.lock().unwrap().contains(id) {
+                return ApiError::new(Code::SandboxMoved, "another host has taken it over");
+            }
+            ApiError::new(Code::NotFound, "no such sandbox")
+        })
+    }
+
+    /// Another host has taken it over; whether anybody hears of it.
+    pub(crate) fn move_away(&self, id: &SandboxId, told: bool) {
+        if told {
+            self.say(id, "sandbox.moved_away", "another host has taken it over");
+        }
+        self.moved.lock().unwrap().insert(id.clone());
+        self.state().remove(id);
     }
 
     /// Makes a box something else than it is.
@@ -220,7 +237,11 @@ impl Fake {
                 .map_err(told)?;
             let one = One { known, timeline: Vec::new(), execs: Vec::new() };
             self.state().insert(sandbox.id.clone(), one);
-            self.say(&sandbox.id, kind, "made");
+            self.say(
+                &sandbox.id,
+                kind,
+                if kind == "sandbox.moved" { "was moved here" } else { "made" },
+            );
             self.say(&sandbox.id, "sandbox.running", "its guest runs");
         }
         Ok(sandbox)
@@ -268,6 +289,7 @@ impl Fake {
                 epoch: new.epoch,
                 asleep_ms: None,
                 boxed: None,
+                note: None,
                 going: false,
             },
             "sandbox.forked",
@@ -373,6 +395,7 @@ impl Host for Fake {
                 epoch: new.epoch,
                 asleep_ms: None,
                 boxed: new.boxed.map(|_| fresh_box()),
+                note: None,
                 going: false,
             },
             "sandbox.created",
@@ -397,7 +420,30 @@ impl Host for Fake {
     }
 
     async fn update(&self, id: &SandboxId, change: Change) -> Result<Sandbox, ApiError> {
+        self.known(id)?;
+        if matches!(change.policy.checkpoint, Some(Some(_)))
+            && !self.has_store.load(Ordering::SeqCst)
+        {
+            let text = "this host has no store in which checkpoints are kept";
+            return Err(ApiError::new(Code::CheckpointsUnavailable, text)
+                .hint("start the daemon with `--store file:///…`"));
+        }
+        if let Some(note) = change.note {
+            self.state().get_mut(id).unwrap().known.note = Some(note);
+        }
         self.change(id, |sandbox| {
+            if let Some(checkpoint) = change.policy.checkpoint {
+                sandbox.checkpoint = checkpoint.map(|setting| CheckpointStatus {
+                    every_seconds: setting.every_seconds,
+                    last_at: None,
+                    behind_seconds: None,
+                    stored_bytes: 0,
+                    changed_bytes: None,
+                    carried_bytes: None,
+                    pause_ms: None,
+                    error: None,
+                });
+            }
             if let Some(name) = change.name {
                 sandbox.name = name;
             }

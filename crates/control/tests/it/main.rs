@@ -1,6 +1,7 @@
 //! The control plane over real sockets, with a host that has no machines.
 
 mod accounts;
+mod checkpoints;
 pub(crate) mod client;
 mod conformance;
 mod contract;

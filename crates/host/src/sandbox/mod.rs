@@ -92,7 +92,7 @@ pub(crate) enum Message {
     /// Remove if it has been asleep for so long, in milliseconds; told whether it is being removed.
     DeleteIdle { asleep_at_least_ms: u64, reply: oneshot::Sender<bool> },
     /// Change settings.
-    Update { change: Change, reply: oneshot::Sender<Result<(), ApiError>> },
+    Update { change: Box<Change>, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Copy into these files.
     Capture { to: Files, reply: oneshot::Sender<Result<(), ApiError>> },
     /// Give the link to its guest, whatever state it is in.
@@ -283,7 +283,7 @@ impl Handle {
     }
 
     pub(crate) async fn update(&self, change: Change) -> Result<(), ApiError> {
-        self.ask(|reply| Message::Update { change, reply }).await?
+        self.ask(|reply| Message::Update { change: Box::new(change), reply }).await?
     }
 
     pub(crate) async fn capture(&self, to: Files) -> Result<(), ApiError> {

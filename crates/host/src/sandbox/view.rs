@@ -84,6 +84,7 @@ pub(crate) fn known(
         epoch: manifest.epoch,
         asleep_ms: asleep_ms(core, manifest),
         boxed: manifest.policy.boxed.is_some().then(|| box_life(core, manifest, now)),
+        note: manifest.note.clone(),
         // One that another host has taken over is put aside, not deleted, and its row stays.
         going: core.is_going() && manifest.moved_to.is_none(),
     }

@@ -62,7 +62,7 @@ impl Task {
                 let _ = reply.send(due);
             }
             Message::Update { change, reply } => {
-                let result = self.update(change).await;
+                let result = self.update(*change).await;
                 drop(reply.send(result));
             }
             Message::Capture { to, reply } => {
@@ -241,6 +241,9 @@ impl Task {
                 manifest.labels = labels;
             }
             manifest.policy.apply(&change.policy);
+            if let Some(note) = change.note {
+                manifest.note = Some(note);
+            }
         });
         changed.await.map_err(|error| {
             tracing::error!(sandbox = %self.id, error = chain(&error), "update not written");

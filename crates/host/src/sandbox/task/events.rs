@@ -41,6 +41,11 @@ impl Task {
                     self.last_reasons.take().unwrap_or_default(),
                 );
             }
+            if let (What::Deleted, Some(to)) =
+                (what, self.record.with(|manifest| manifest.moved_to.clone()))
+            {
+                facts.insert("moved_to".to_owned(), to.into());
+            }
             self.timeline.add(kind, text, facts);
         }
         match what {
