@@ -771,3 +771,46 @@ fn s18_s19_a_frozen_box_is_kept_as_it_is_and_comes_to_another_host_frozen() {
         other.tear_down();
     });
 }
+
+#[test]
+fn s18_a_host_that_lives_gives_up_a_box_which_goes_on_elsewhere_wired_as_it_was() {
+    isolated(test_name!(), |lab| {
+        let store = store_of(lab);
+        use_store(lab, &store);
+        boxes::set_up(lab, &[]);
+        let services = json!([
+            { "name": "web.internal", "port": 8000, "web": true },
+            { "name": "far.internal", "port": 9000 },
+        ]);
+        let base = "http://203.0.113.5:8088";
+        let spec = json!({ "goal": "count", "services": services, "externalBaseUrl": base });
+        let started = boxes::start(lab, &spec);
+        let id = started["id"].as_str().expect("an id").to_owned();
+        set_checkpoint(lab, &id, &json!({ "everySeconds": 1 }));
+        wait_box_checkpoints(lab, &id, 1);
+        // Later than its checkpoints were turned on.
+        let wire = json!({ "service": "web.internal", "mode": "box" });
+        boxes::done(lab, "POST", &format!("/v1/boxes/{id}/wire"), &wire);
+        boxes::serve_counter(lab, &id, 8000);
+        let was = boxes::view(lab, &id);
+        wait_box_checkpoints(lab, &id, 2);
+
+        let mut other = another_host(&store);
+        other.ok(&["checkpoints", "restore", &id]);
+        let gone = boxes::wait_status(lab, &id, "interrupted");
+        let why = gone["statusReason"].as_str().expect("a reason");
+        assert!(why.starts_with("another host has taken it over"), "{gone}");
+        until("its machine is ended", || proc::qemus_below(&lab.data()).is_empty().then_some(()));
+        let is = boxes::view(&other, &id);
+        assert_eq!(is["externalBaseUrl"], base);
+        let modes = |view: &Value| {
+            let services = view["services"].as_array().expect("services").clone();
+            services.iter().map(|service| service["mode"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!((modes(&is), modes(&was)), (vec![json!("box"), json!("external")], modes(&is)));
+        let answer = boxes::sh(&other, &id, "curl -s -m 20 http://web.internal:8000/");
+        assert_eq!(counted(&answer).0, 1, "{answer}");
+        boxes::done(&other, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+        other.tear_down();
+    });
+}

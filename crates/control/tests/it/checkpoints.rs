@@ -255,6 +255,28 @@ async fn s18_a_moved_box_of_an_account_that_is_not_known_is_the_default_accounts
 }
 
 #[tokio::test]
+async fn s18_a_box_whose_daemon_ended_while_it_took_it_over_is_entered_at_the_next_start() {
+    let first = World::new().await;
+    first.fake.has_store.store(true, Ordering::SeqCst);
+    let (id, _) = first.start_box(json!({ "goal": "count" })).await;
+    first.checkpoint(&id, "").await.value();
+    let mut other = World::new().await;
+    *other.fake.lost.lock().unwrap() = Some(first.known(&id).await);
+    // Its host has it, and nothing else was done.
+    api::host::Host::checkpoint_restore(&*other.fake, &id).await.unwrap();
+    assert_eq!(other.call("GET", &format!("/v1/boxes/{id}"), "").await.status, 404);
+    other.restart().await;
+    let view = other.box_view(&id).await;
+    assert_eq!((&view["status"], &view["goal"]), (&json!("ready"), &json!("count")));
+    let events = other.call("GET", &format!("/v1/boxes/{id}/events"), "").await.value();
+    assert_eq!(events["events"][0]["reason"], "was moved here");
+    // And no second time.
+    other.restart().await;
+    let again = other.call("GET", &format!("/v1/boxes/{id}/events"), "").await.value();
+    assert_eq!(again, events);
+}
+
+#[tokio::test]
 async fn s18_a_daemon_that_comes_back_learns_that_its_box_was_taken_over() {
     let mut world = World::new().await;
     let (id, _) = world.start_box(json!({ "goal": "count" })).await;
