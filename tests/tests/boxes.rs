@@ -144,6 +144,7 @@ fn b21_b23_b27_b29_b30_t14_stopped_for_good_it_can_be_brought_back_as_it_was() {
         let (id, url) = web_box(lab);
         serve_counter(lab, &id, 8000);
         assert_eq!(get(&url, "GET", &[]).status, 200);
+        let goal = view(lab, &id)["goal"].clone();
         let stopped = wait_status(lab, &id, "terminated");
         let reason = stopped["statusReason"].as_str().expect("B29");
         assert!(reason.starts_with("frozen and unused for"), "{reason}");
@@ -172,7 +173,8 @@ fn b21_b23_b27_b29_b30_t14_stopped_for_good_it_can_be_brought_back_as_it_was() {
         let back = start(lab, &json!({ "restore": id, "goal": "go on" }));
         assert_eq!(
             (&back["id"], &back["status"], &back["goal"]),
-            (&json!(id), &json!("ready"), &json!("go on"))
+            (&json!(id), &json!("ready"), &goal),
+            "T14: its goal is its own"
         );
         assert!(back["next"].as_str().expect("what to do").contains("as it was"), "{back}");
         let answer = get(back["webUrl"].as_str().expect("its URL"), "GET", &[]);
@@ -229,7 +231,13 @@ fn t01_t03_t04_t05_t17_t19_what_a_start_answers() {
         ] {
             assert_eq!(started[field], expected, "{field}");
         }
-        assert!(started["toolchainsNote"].is_string(), "T4: {started}");
+        let note = started["toolchainsNote"].as_str().expect("T4");
+        assert!(note.contains("python3 (3.11, without pip and venv)"), "T4: {note}");
+        let has = "python3 --version; for name in pip pip3 go node; do command -v $name; done; python3 -m venv /tmp/v || echo no venv";
+        let has = sh(lab, started["id"].as_str().expect("an id"), has);
+        let (version, rest) = has.split_once('\n').expect("lines");
+        assert!(version.starts_with("Python 3.11"), "T4: {has}");
+        assert!(!rest.contains("/bin/") && rest.ends_with("no venv"), "T4: {has}");
         let scene = started["sceneUrl"].as_str().expect("a URL");
         let web = started["webUrl"].as_str().expect("a URL");
         assert!(web.contains("-8080.box.localhost"), "{web}");

@@ -143,11 +143,21 @@ fn every_operation_keeps_what_the_document_promises() {
 
 /// What comes to light only when the guest begins to pack is an answer too, and no stream that breaks off.
 #[test]
-fn a_tree_of_what_is_no_folder_is_refused_before_it_begins() {
+fn a_tree_of_what_is_neither_folder_nor_file_is_refused_before_it_begins() {
     isolated(test_name!(), |lab| {
         lab.json(&["sandboxes", "create", "--name", "web"]);
-        lab.sh("web", "touch /work/file && ln -s file /work/link && mkdir /work/folder");
-        for (path, expected) in [("/work/file", 409), ("/work/link", 409), ("/work/folder", 200)] {
+        lab.sh(
+            "web",
+            "touch /work/file && ln -s file /work/link && mkdir /work/folder && mkfifo /work/pipe",
+        );
+        for (path, expected) in [
+            ("/work/pipe", 409),
+            ("/dev/null", 409),
+            ("/work/file/.", 409),
+            ("/work/file", 200),
+            ("/work/link", 200),
+            ("/work/folder", 200),
+        ] {
             let (status, answer) =
                 call(lab, "GET", &format!("/v1/sandboxes/web/tree?path={path}"), &Value::Null);
             assert_eq!(status, expected, "{path}: {answer}");

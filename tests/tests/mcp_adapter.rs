@@ -145,6 +145,27 @@ fn files_go_in_and_out_and_only_what_changed() {
         assert_eq!(pulled["path"], "/work/app");
         assert_eq!(fs::read_to_string(out.join("made.out")).expect("there"), "made\n");
 
+        // A single file: as that file, over one that is there, into a folder, and as a folder that has nothing else.
+        sh(lab, &id, "mkdir -p /work/one && printf one > /work/one/one && chmod 750 /work/one/one");
+        for (path, to, there) in [
+            ("/work/one/one", "new/as.txt", "new/as.txt"),
+            ("/work/app/made.out", "new/as.txt", "new/as.txt"),
+            ("/work/one/one", "new", "new/one"),
+            ("/work/one/one", "fresh/", "fresh/one"),
+            ("/work/one", "folder", "folder/one"),
+        ] {
+            let to = format!("{}/{to}", out.display());
+            adapter.done("sandbox_pull", &json!({ "id": id, "path": path, "to": to }));
+            let expected = if path.ends_with("made.out") { "made\n" } else { "one" };
+            let there = fs::read_to_string(out.join(there)).expect(there);
+            assert_eq!(there, expected, "{path} to {to}");
+        }
+        let mode = fs::metadata(out.join("new/one")).expect("there").permissions();
+        assert_eq!(std::os::unix::fs::PermissionsExt::mode(&mode) & 0o777, 0o750);
+        let none = json!({ "id": id, "path": "/work/none", "to": out.join("none") });
+        let none = all_text(&adapter.tool("sandbox_pull", &none));
+        assert!(none.contains("/work/none") && !none.contains("/work/none/."), "{none}");
+
         // What is wrong is said, and is an error that a model reads.
         let wrong = adapter.tool("sandbox_sync", &json!({ "id": id, "from": "no/such" }));
         assert!(all_text(&wrong).contains("is not a folder of this machine"), "{wrong}");

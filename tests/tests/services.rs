@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use e2e::boxes::{call, done, get, serve_counter, set_up, sh, start, view, wait_status};
+use e2e::boxes::{call, call_as, done, get, serve_counter, set_up, sh, start, view, wait_status};
 use e2e::{isolated, net, test_name, until};
 use serde_json::{Value, json};
 
@@ -199,6 +199,72 @@ fn t11_t17_external_services_and_switching() {
 }
 
 #[test]
+fn t11_an_external_base_leads_neither_to_this_host_nor_to_boxes_of_others() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        external_server("203.0.113.5");
+        let theirs = id_of(&start(lab, &json!({ "goal": "theirs" })));
+        serve_counter(lab, &theirs, 8088);
+        let addresses = sh(lab, &theirs, "hostname -I");
+        let addresses: Vec<&str> = addresses.split_whitespace().collect();
+        assert!(addresses[0].starts_with("10.118."), "{addresses:?}");
+
+        lab.ok(&["accounts", "create", "others"]);
+        let key = lab.ok(&["keys", "create", "--account", "others"]);
+        let key = key.lines().last().expect("a key").trim();
+        let services = json!([{ "name": "api.internal", "port": 8080 }]);
+        let begin = |base: &str| {
+            let spec = json!({ "goal": "x", "services": services, "externalBaseUrl": base });
+            call_as(key, "POST", "/v1/boxes", &spec)
+        };
+        let mut bases: Vec<String> = addresses
+            .iter()
+            .map(|ip| if ip.contains(':') { format!("[{ip}]") } else { (*ip).to_owned() })
+            .collect();
+        let number = addresses[0].parse().map(std::net::Ipv4Addr::to_bits).expect("an address");
+        bases.push(number.to_string());
+        bases.push(format!("[::ffff:{}]", addresses[0]));
+        let same = ["10.118.0.1", "[::ffff:10.118.0.1]", "2130706433", "127.1", "0", "0xa9fea9fe"];
+        for host in bases.iter().map(String::as_str).chain(same) {
+            let (status, refused) = begin(&format!("http://{host}:8088"));
+            assert_eq!(status, 422, "{host}: {refused}");
+            assert_eq!(refused["field"], "externalBaseUrl", "{host}: {refused}");
+            assert!(refused["hint"].to_string().contains("another machine"), "{host}: {refused}");
+        }
+        let (_, none) = call_as(key, "GET", "/v1/boxes", &Value::Null);
+        assert_eq!(none["boxes"], json!([]), "nothing is left of them");
+
+        // By a name, which leads elsewhere whenever its owner likes.
+        let hosts = lab.scratch().join("hosts");
+        let leads_to = |ip: &str| {
+            std::fs::write(&hosts, format!("127.0.0.1 localhost\n{ip} base.test\n"))
+                .expect("written");
+        };
+        leads_to("203.0.113.5");
+        net::output("mount", &["--bind", &hosts.to_string_lossy(), "/etc/hosts"]);
+        let (status, mine) = begin("http://base.test:8088");
+        assert_eq!(status, 201, "{mine}");
+        let path = format!("/v1/boxes/{}/exec", id_of(&mine));
+        let ask = || {
+            let line = "curl -s -m 20 -w '\\n%{http_code}' http://api.internal:8080/";
+            let (_, ran) = call_as(key, "POST", &path, &json!({ "command": line }));
+            ran["output"].as_str().unwrap_or_else(|| panic!("{ran}")).to_owned()
+        };
+        assert!(ask().starts_with("external GET / "), "another machine is reached");
+        for ip in addresses.iter().copied().chain(["10.118.0.1", "127.0.0.1", "::1"]) {
+            leads_to(ip);
+            let told = ask();
+            assert!(told.contains("which boxes do not reach"), "{ip}: {told}");
+            assert!(told.ends_with("\n502"), "{ip}: {told}");
+        }
+        leads_to("203.0.113.5");
+        assert!(ask().starts_with("external GET / "), "again");
+        let asked = sh(lab, &theirs, "curl -s http://127.0.0.1:8088/");
+        assert!(asked.starts_with("1 "), "nobody else has asked it: {asked}");
+    });
+}
+
+#[test]
 fn b10_b15_b17_t10_links_between_boxes() {
     isolated(test_name!(), |lab| {
         set_up(
@@ -213,9 +279,11 @@ fn b10_b15_b17_t10_links_between_boxes() {
             &json!({ "goal": "a", "services": [{ "name": "db.internal", "port": 8000 }] }),
         ));
         serve_counter(lab, &a, 8000);
-        let link = json!([{ "name": "db.internal", "port": 80, "fromBox": a, "fromPort": 8000 }]);
+        // Its port there is that of the service of the same name (T10).
+        let link = json!([{ "name": "db.internal", "port": 80, "fromBox": a }]);
         let b = id_of(&start(lab, &json!({ "goal": "b", "services": link })));
         assert_eq!(view(lab, &b)["services"][0]["warning"], Value::Null);
+        assert_eq!(view(lab, &b)["services"][0]["fromPort"], 8000);
         wait_status(lab, &a, "frozen");
         // A link thaws its target (B15).
         let (body, status) = curl(lab, &b, "http://db.internal/");

@@ -72,16 +72,10 @@ pub(crate) fn stream(mut from: impl tokio::io::AsyncRead + Send + Unpin + 'stati
 
 /// Unpacks a tar stream into a folder, which is made. Entries that would leave it are refused.
 pub(crate) async fn unpack(body: hyper::body::Incoming, folder: PathBuf) -> io::Result<()> {
-    let pieces = http_body_util::BodyDataStream::new(body);
-    let pieces = futures_util::TryStreamExt::map_err(pieces, io::Error::other);
-    let reader = tokio_util::io::StreamReader::new(pieces);
-    let reader = tokio_util::io::SyncIoBridge::new(reader);
+    let reader = blocking(body);
     tokio::task::spawn_blocking(move || {
         fs::create_dir_all(&folder)?;
-        let mut archive = tar::Archive::new(reader);
-        archive.set_preserve_permissions(true);
-        // Without the bits that let whoever runs a file be somebody else: a sandbox has no say in that here.
-        archive.set_mask(SPECIAL_BITS);
+        let mut archive = archive(reader);
         archive.unpack(&folder)?;
         // To the very end, so that a stream that broke off after the last entry is noticed.
         io::copy(&mut archive.into_inner(), &mut io::sink())?;
@@ -89,6 +83,47 @@ pub(crate) async fn unpack(body: hyper::body::Incoming, folder: PathBuf) -> io::
     })
     .await
     .map_err(io::Error::other)?
+}
+
+/// Unpacks a tar stream of a single file as the file of this name, whatever the entry is called. Folders above it are made; what was
+/// there is written over.
+pub(crate) async fn unpack_file(body: hyper::body::Incoming, target: PathBuf) -> io::Result<()> {
+    let reader = blocking(body);
+    tokio::task::spawn_blocking(move || write_file(archive(reader), &target))
+        .await
+        .map_err(io::Error::other)?
+}
+
+fn write_file<R: Read>(mut archive: tar::Archive<R>, target: &Path) -> io::Result<()> {
+    let mut entries = archive.entries()?;
+    let mut entry = entries.next().ok_or_else(|| io::Error::other("the archive is empty"))??;
+    if !entry.header().entry_type().is_file() {
+        return Err(io::Error::other("the archive is not that of a single file"));
+    }
+    if let Some(folder) = target.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    entry.unpack(target)?;
+    if entries.next().is_some() {
+        return Err(io::Error::other("the archive has more than a single file"));
+    }
+    io::copy(&mut archive.into_inner(), &mut io::sink())?;
+    Ok(())
+}
+
+fn archive<R: Read>(reader: R) -> tar::Archive<R> {
+    let mut archive = tar::Archive::new(reader);
+    archive.set_preserve_permissions(true);
+    // Without the bits that let whoever runs a file be somebody else: a sandbox has no say in that here.
+    archive.set_mask(SPECIAL_BITS);
+    archive
+}
+
+/// A body to be read by a thread of its own.
+fn blocking(body: hyper::body::Incoming) -> impl Read + Send + 'static {
+    let pieces = http_body_util::BodyDataStream::new(body);
+    let pieces = futures_util::TryStreamExt::map_err(pieces, io::Error::other);
+    tokio_util::io::SyncIoBridge::new(tokio_util::io::StreamReader::new(pieces))
 }
 
 fn body(receiver: mpsc::Receiver<io::Result<Bytes>>) -> Body {

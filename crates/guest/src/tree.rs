@@ -70,16 +70,36 @@ impl Write for ToChannel {
 
 fn pack(root: &Path, sender: mpsc::Sender<Vec<u8>>) -> Result<(), Failure> {
     let metadata = fs::metadata(root).map_err(|error| at(&error, "read", root))?;
-    if !metadata.is_dir() {
-        let message = format!("{} is no directory", root.display());
+    if !metadata.is_dir() && !metadata.is_file() {
+        let message = format!("{} is neither a directory nor a file", root.display());
         return Err(failure(FailureCode::NotADirectory, Some("path"), message));
     }
     let out = io::BufWriter::with_capacity(PAYLOAD_MAX, ToChannel(sender));
     let mut archive = Builder::new(out);
-    pack_folder(&mut archive, root, Path::new(""), 0)?;
+    if metadata.is_file() {
+        pack_file(&mut archive, root, &metadata)?;
+    } else {
+        pack_folder(&mut archive, root, Path::new(""), 0)?;
+    }
     let out = archive.into_inner().map_err(|error| at(&error, "pack", root))?;
     out.into_inner().map_err(|error| at(error.error(), "pack", root))?;
     Ok(())
+}
+
+/// The only entry of an archive: a file by its own name, also where the path is a link to it.
+fn pack_file<W: Write>(
+    archive: &mut Builder<W>,
+    source: &Path,
+    metadata: &fs::Metadata,
+) -> Result<(), Failure> {
+    let name = source.file_name().ok_or_else(|| {
+        invalid("path", format!("{} does not end with a file's name", source.display()))
+    })?;
+    let file = File::open(source).map_err(|error| at(&error, "read", source))?;
+    let mut header = Header::new_gnu();
+    header.set_metadata(metadata);
+    let exact = Exact { file, left: metadata.len() };
+    archive.append_data(&mut header, name, exact).map_err(|error| at(&error, "pack", source))
 }
 
 fn pack_folder<W: Write>(

@@ -113,6 +113,10 @@ impl Host for Daemon {
             return handle.view().await.map(|known| known.sandbox);
         }
         self.check_spending()?;
+        if let Some(wiring) = &new.wiring {
+            // The ready copy that was to become it is free again.
+            self.ground.services.check(wiring).inspect_err(|_| self.pool.release(&new.id))?;
+        }
         if let Some(snapshot) = new.snapshot.clone() {
             return self.create_from_snapshot(new, &snapshot).await;
         }
@@ -289,6 +293,7 @@ impl Host for Daemon {
 
     async fn wire(&self, id: &SandboxId, wiring: Wiring) -> Result<(), ApiError> {
         let handle = self.handle(id)?;
+        self.ground.services.check(&wiring)?;
         let kept = wiring.clone();
         let changed = handle.record().change(move |manifest| manifest.wiring = Some(kept)).await;
         changed.map_err(|error| internal("its wiring could not be stored", &error))?;

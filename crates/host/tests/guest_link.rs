@@ -667,8 +667,24 @@ async fn s22_a_tree_goes_down_and_up_as_a_tar_stream() {
     .await;
     assert_eq!(difference, "555\n");
 
-    let error = first_error(link.tree_read("/etc/passwd").expect("opens")).await;
-    assert_eq!(code(&error), FailureCode::NotADirectory);
+    // A file is an archive of itself alone, also by a link to it.
+    std::os::unix::fs::symlink("tree/locked/file", machine.path("alias")).expect("link");
+    for (path, name) in [("tree/locked/file", "file"), ("alias", "alias")] {
+        let archive = read_all(link.tree_read(machine.path(path)).expect("opens")).await;
+        let mut archive = tar::Archive::new(archive.as_slice());
+        let mut found = Vec::new();
+        for entry in archive.entries().expect("an archive") {
+            let mut entry = entry.expect("an entry");
+            let mut bytes = Vec::new();
+            std::io::Read::read_to_end(&mut entry, &mut bytes).expect("its bytes");
+            found.push((entry.path().expect("a name").into_owned(), bytes));
+        }
+        assert_eq!(found, [(std::path::PathBuf::from(name), vec![5; 300_000])], "{path}");
+    }
+    for path in ["/dev/null", "/etc/passwd/."] {
+        let error = first_error(link.tree_read(path).expect("opens")).await;
+        assert_eq!(code(&error), FailureCode::NotADirectory, "{path}");
+    }
     let mut upload = link.tree_write(machine.path("cut")).expect("opens");
     upload.write(&archive[..archive.len() / 2]).await.expect("write");
     let error = upload.finish().await.expect_err("half an archive");

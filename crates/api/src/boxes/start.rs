@@ -60,7 +60,8 @@ pub struct StartBox {
     #[schema(minimum = 1, maximum = 8, example = 1)]
     #[schemars(range(min = 1, max = 8))]
     pub size: Option<u32>,
-    /// Languages to have ready. Go, Node and Python 3.11 need not be named.
+    /// Languages that the box needs. Naming one changes nothing: the image has python3 (3.11, without pip and venv), and neither Go nor
+    /// Node; install what is missing with apt-get, where the box has a network. `toolchainsNote` says it. Others are refused.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 16)]
     pub toolchains: Vec<String>,
@@ -111,7 +112,8 @@ pub struct ServiceSpec {
     /// It is in this other box.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub from_box: Option<String>,
-    /// The port there; default `port`.
+    /// The port there. Default: where the service of the same name listens there, else the only one on `port`, else the only one that
+    /// there is; else `port`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     #[schema(minimum = 1, maximum = 65535, example = 8080)]
     #[schemars(range(min = 1, max = 65535))]

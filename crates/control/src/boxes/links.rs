@@ -6,6 +6,22 @@ use api::boxes::start::ServiceSpec;
 use super::BoxRecord;
 use crate::App;
 
+/// Where a link without `fromPort` leads in another box, if what that declares settles it (T10): to the service of the same name, on
+/// the same port where it has several; else to the only one on that port; else to the only one that there is.
+pub(super) fn port_there(service: &ServiceSpec, there: &BoxRecord) -> Option<u16> {
+    let only = |fits: &dyn Fn(&ServiceSpec) -> bool| {
+        let here = there.services().map(|(_, other)| other).filter(|other| other.is_here());
+        let mut targets = here.filter(|other| fits(other)).map(ServiceSpec::target);
+        let target = targets.next()?;
+        // Several names of one process are one.
+        targets.all(|other| other == target).then_some(target)
+    };
+    only(&|other| other.name == service.name && other.port == service.port)
+        .or_else(|| only(&|other| other.name == service.name))
+        .or_else(|| only(&|other| other.port == service.port))
+        .or_else(|| only(&|_| true))
+}
+
 /// Why a link of a box may reach nothing (T10).
 pub(super) fn warning(
     app: &App,
@@ -65,6 +81,43 @@ mod tests {
 
     fn service(name: &str, port: u16) -> ServiceSpec {
         ServiceSpec { name: name.to_owned(), port, ..ServiceSpec::default() }
+    }
+
+    #[test]
+    fn t10_a_link_without_a_port_leads_where_the_other_box_says() {
+        let to = |name, port, target_port| ServiceSpec {
+            target_port: Some(target_port),
+            ..service(name, port)
+        };
+        let mut there = BoxRecord::example();
+        let mut leads = |services: &[ServiceSpec], name, port| {
+            there.spec.services = services.to_vec();
+            port_there(&service(name, port), &there)
+        };
+        let far = ServiceSpec { from_box: Some("box".to_owned()), ..service("far", 7000) };
+        let (api, admin) = (to("api", 80, 8080), to("admin", 8000, 9000));
+        assert_eq!(leads(&[], "api", 80), None);
+        assert_eq!(leads(std::slice::from_ref(&far), "far", 7000), None);
+        // The only one, under whatever name and port.
+        assert_eq!(leads(&[far.clone(), api.clone()], "db", 5432), Some(8080));
+        let both = [api.clone(), admin.clone(), far];
+        for (name, port, expected) in [
+            ("api", 80, Some(8080)),
+            ("api", 8000, Some(8080)),
+            ("admin", 80, Some(9000)),
+            ("db", 8000, Some(9000)),
+            ("db", 80, Some(8080)),
+            ("db", 5432, None),
+            ("far", 7000, None),
+        ] {
+            assert_eq!(leads(&both, name, port), expected, "{name}:{port}");
+        }
+        // One name with several ports, and one port with several names.
+        let more = [api.clone(), to("api", 81, 8081), to("admin", 80, 9000)];
+        assert_eq!(leads(&more, "api", 81), Some(8081));
+        assert_eq!(leads(&more, "api", 82), None);
+        assert_eq!(leads(&more, "db", 80), None);
+        assert_eq!(leads(&[api, to("alias", 8080, 8080)], "db", 1), Some(8080), "one process");
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! A box's services: their names, their addresses in the box, and their URLs (T6-T11, T17).
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 
+use api::ApiError;
 use api::boxes::start::{AGENT_PORTS, SERVICES_MAX, ServiceSpec, StartBox};
 use api::boxes::view::ServiceView;
-use api::boxes::wiring::{Wire, WireTo, Wiring};
-use api::{ApiError, Code};
+use api::boxes::wiring::{self, Wire, WireTo, Wiring};
 
 use super::{BoxRecord, links};
 use crate::App;
@@ -111,7 +111,7 @@ fn check_one(place: usize, service: &ServiceSpec) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Checks `externalBaseUrl` (T11), and gives it without a slash at its end.
+/// Checks `externalBaseUrl` (T11), and gives it without a slash at its end. Whether it is in the guests' network its host knows.
 pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
     let wrong = |why: &str| {
         ApiError::invalid("externalBaseUrl", format!("`externalBaseUrl`: {why}"))
@@ -122,10 +122,11 @@ pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
         return Err(wrong("neither http nor https"));
     }
     let authority = uri.authority().ok_or_else(|| wrong("no host"))?;
-    let host = authority.host().trim_start_matches('[').trim_end_matches(']');
-    if is_this_machine(host) {
-        let error = wrong("it leads to this host itself, which boxes do not reach");
-        return Err(ApiError { code: Code::Unprocessable, ..error });
+    // As it is read where it is called: `127.1` and `0x7f000001` are addresses there.
+    let read = url::Url::parse(url).map_err(|_| wrong("not a URL"))?;
+    let host = read.host().ok_or_else(|| wrong("no host"))?;
+    if let Some(what) = never_external(&host) {
+        return Err(wiring::external_refused(what));
     }
     if authority.as_str().contains('@') {
         return Err(wrong("it has credentials"));
@@ -136,17 +137,14 @@ pub(super) fn check_external(url: &str) -> Result<String, ApiError> {
     Ok(url.trim_end_matches('/').to_owned())
 }
 
-/// Whether a host of a URL is the machine on which this runs, or only its own link.
-fn is_this_machine(host: &str) -> bool {
-    match host.parse::<IpAddr>() {
-        Ok(IpAddr::V4(ip)) => ip.is_loopback() || ip.is_unspecified() || ip.is_link_local(),
-        Ok(IpAddr::V6(ip)) => match ip.to_ipv4_mapped() {
-            Some(ip) => is_this_machine(&ip.to_string()),
-            None => ip.is_loopback() || ip.is_unspecified() || ip.is_unicast_link_local(),
-        },
-        Err(_) => {
-            let name = host.trim_end_matches('.').to_ascii_lowercase();
-            name == "localhost" || name.ends_with(".localhost")
+/// What a host of a URL is that is no external base; `None`: it may be one.
+fn never_external(host: &url::Host<&str>) -> Option<&'static str> {
+    match host {
+        url::Host::Ipv4(ip) => wiring::never_external((*ip).into()),
+        url::Host::Ipv6(ip) => wiring::never_external((*ip).into()),
+        url::Host::Domain(name) => {
+            let name = name.trim_end_matches('.');
+            (name == "localhost" || name.ends_with(".localhost")).then_some("this host itself")
         }
     }
 }
@@ -384,13 +382,58 @@ mod tests {
             "http://u:p@x.test",
             "http://x.test/?q=1",
             "http://x.test/#f",
-            "http://127.0.0.1:80",
-            "http://[::1]/",
-            "http://a.localhost",
-            "http://169.254.169.254/",
+            "http:x.test",
+            "http:\\\\x.test",
             "",
         ] {
-            check_external(bad).expect_err(bad);
+            let error = check_external(bad).expect_err(bad);
+            assert!(error.hint.is_some_and(|hint| hint.contains("host[/path]")), "{bad}");
+        }
+    }
+
+    #[test]
+    fn t11_however_it_is_written_an_external_base_is_not_this_host() {
+        for host in [
+            "127.0.0.1:80",
+            "2130706433:8088",
+            "0x7f000001",
+            "0X7F.1",
+            "127.1",
+            "0177.0.0.1",
+            "127.0.0.1.",
+            "0",
+            "0.0.0.0",
+            "%31%32%37.1",
+            "[::1]",
+            "[::]:80",
+            "[::ffff:127.0.0.1]",
+            "[::ffff:7f00:1]",
+            "169.254.169.254",
+            "0xa9fea9fe",
+            "2852039166",
+            "[fe80::1]",
+            "[fd00:ec2::254]",
+            "224.0.0.1",
+            "[ff02::1]",
+            "198.18.0.1",
+            "198.19.1",
+            "localhost",
+            "LOCALHOST.",
+            "a.localhost:80",
+        ] {
+            for url in [format!("http://{host}"), format!("https://{host}/a")] {
+                let error = check_external(&url).expect_err(&url);
+                assert_eq!(error.field.as_deref(), Some("externalBaseUrl"), "{url}");
+                // What the strict reader does not take is refused as no URL.
+                let hint = error.hint.unwrap_or_default();
+                let address =
+                    error.code == api::Code::Unprocessable && hint.contains("another machine");
+                assert!(address || error.error.contains("not a URL"), "{url}: {}", error.error);
+            }
+        }
+        for host in ["10.1.2.3", "192.168.0.9:8080", "[fd12::1]", "[2001:db8::1]:80", "8.8.8.8"] {
+            let url = format!("http://{host}/x");
+            assert_eq!(check_external(&url).as_deref(), Ok(url.as_str()));
         }
     }
 

@@ -12,15 +12,18 @@ use api::{ApiError, Code};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{BoxRecord, Who, act, checkpoint, secrets, services, view};
+use super::{BoxRecord, Who, act, checkpoint, links, secrets, services, view};
 use crate::App;
 use crate::failure::Failure;
 use crate::make::{Order, make};
 
 /// Between two tries while there is no room (T15).
 const TRY_EVERY: Duration = Duration::from_secs(15);
-/// Languages that every box has; naming them changes nothing (T4).
-const ALWAYS_THERE: [&str; 6] = ["go", "node", "nodejs", "python", "python3", "python-3.11"];
+/// Languages that may be named, which changes nothing (T4).
+const IGNORED: [&str; 6] = ["go", "node", "nodejs", "python", "python3", "python-3.11"];
+/// What of them the image has.
+const IMAGE_HAS: &str = "the image has python3 (3.11, without pip and venv), and neither Go nor Node; install what is missing with \
+                         apt-get, where the box has a network";
 /// Most names of secrets and toolchains.
 pub(crate) const NAMES_MAX: usize = 64;
 
@@ -79,8 +82,7 @@ pub(crate) async fn start(
     check_goal(&request, asked.by_tool)?;
     let waits = wait(&request, asked.client_waits)?;
     if let Some(id) = request.restore.clone() {
-        let goal = request.goal.as_deref();
-        let restored = || restore(app, who, &id, goal);
+        let restored = || restore(app, who, &id);
         return with_room(&asked, waits, progress, restored).await;
     }
     let (new, notes) = complete(app, who, request)?;
@@ -223,7 +225,7 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
         return Err(ApiError::invalid("size", text).hint("1, 2, 4 or 8"));
     }
     services::check(&request.services)?;
-    check_links(app, who, &request)?;
+    resolve_links(app, who, &mut request)?;
     if let Some(url) = &request.external_base_url {
         request.external_base_url = Some(services::check_external(url)?);
     }
@@ -264,19 +266,23 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
     Ok((new, notes))
 }
 
-/// Links lead to boxes of the same account that have not ended (T10).
-fn check_links(app: &App, who: &Who, request: &StartBox) -> Result<(), ApiError> {
-    for (place, service) in request.services.iter().enumerate() {
+/// Links lead to boxes of the same account that have not ended (T10), and there to a port that is settled now: which services a box
+/// has does not change.
+fn resolve_links(app: &App, who: &Who, request: &mut StartBox) -> Result<(), ApiError> {
+    for (place, service) in request.services.iter_mut().enumerate() {
         let Some(id) = &service.from_box else { continue };
         let record = id.parse().ok().and_then(|id| app.boxes().record(&id));
-        let lives = record.is_some_and(|box_| box_.account == who.account && box_.ended.is_none());
-        if !lives {
+        let lives = |box_: &BoxRecord| box_.account == who.account && box_.ended.is_none();
+        let Some(there) = record.filter(|box_| lives(box_)) else {
             let field = format!("services[{place}].fromBox");
             return Err(ApiError::unprocessable(
                 &field,
                 format!("`{field}`: there is no such box"),
             )
             .hint("sandbox_list (GET /v1/boxes) shows the boxes that there are"));
+        };
+        if service.from_port.is_none() {
+            service.from_port = links::port_there(service, &there);
         }
     }
     Ok(())
@@ -287,21 +293,17 @@ fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiE
         let text = format!("`toolchains`: {} of them", toolchains.len());
         return Err(ApiError::invalid("toolchains", text).hint(format!("at most {NAMES_MAX}")));
     }
-    let (always, other): (Vec<String>, Vec<String>) =
-        toolchains.drain(..).partition(|name| ALWAYS_THERE.contains(&name.as_str()));
-    if let Some(name) = other.first() {
-        let place = always.len();
+    let mut named = toolchains.iter().enumerate();
+    if let Some((place, name)) = named.find(|(_, name)| !IGNORED.contains(&name.as_str())) {
         let field = format!("toolchains[{place}]");
-        let text = format!("`toolchains`: this host's image has no toolchain `{name}`");
-        return Err(ApiError::unprocessable(&field, text)
-            .hint("leave it out; Python 3.11 is there without being named, others can be installed in the box"));
+        let text = format!("`{field}`: this host's image has no toolchain `{name}`");
+        return Err(
+            ApiError::unprocessable(&field, text).hint(format!("leave it out; {IMAGE_HAS}"))
+        );
     }
-    Ok((!always.is_empty()).then(|| {
-        format!(
-            "{} need not be named: what of these the image has is always there",
-            always.join(", ")
-        )
-    }))
+    let ignored = std::mem::take(toolchains);
+    Ok((!ignored.is_empty())
+        .then(|| format!("toolchains ({}) were ignored: {IMAGE_HAS}", ignored.join(", "))))
 }
 
 fn next(started: &api::boxes::view::BoxView) -> String {
@@ -314,7 +316,7 @@ fn next(started: &api::boxes::view::BoxView) -> String {
 }
 
 /// Brings back a box that was stopped for idleness (B27, T14): it needs credit and a place in the plan as a new one does.
-async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<Started, Failure> {
+async fn restore(app: &App, who: &Who, id: &str) -> Result<Started, Failure> {
     let record = act::find(app, who, id)?;
     let known = view::known(app, &record).await?;
     let stopped = known.as_ref().and_then(|(_, life)| life.stopped_unix_ms).is_some();
@@ -335,11 +337,9 @@ async fn restore(app: &App, who: &Who, id: &str, goal: Option<&str>) -> Result<S
     app.host().restore(&record.id).await?;
     drop(place);
     app.credit().begun(app.accounts(), &record.account);
-    let goal = goal.map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>());
     let (boxes, agent) = (app.boxes(), who.agent.clone());
     boxes
         .change(app.catalogue(), &record.id, |record| {
-            record.spec.goal = goal.filter(|goal| !goal.is_empty()).or(record.spec.goal.take());
             record.agent = agent.or(record.agent.take());
         })
         .await?;

@@ -331,7 +331,8 @@ pub(crate) async fn read(
 
 /// Read a tree of a box
 ///
-/// A folder (or file) as a tar stream. Use of the box until the last byte.
+/// A folder with all that is in it as a tar stream, with paths relative to it. A single file is a stream of one entry, by its own
+/// name. Use of the box until the last byte.
 #[utoipa::path(
     get, path = "/v1/boxes/{id}/tree", tag = "boxes", operation_id = "box_pull",
     params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),

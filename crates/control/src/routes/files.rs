@@ -246,7 +246,7 @@ pub(crate) async fn rename(
 
 /// Read a tree
 ///
-/// A folder with all that is in it (or a single file) as a tar stream, with paths relative to it.
+/// A folder with all that is in it as a tar stream, with paths relative to it. A single file is a stream of one entry, by its own name.
 #[utoipa::path(
     get, path = "/v1/sandboxes/{id}/tree", tag = "files", operation_id = "read_tree",
     params(("id" = String, Path, description = "Id or name", example = "web"), PathQuery),

@@ -1,4 +1,4 @@
-//! `sandbox_pull`: a folder of a box is written to this machine.
+//! `sandbox_pull`: a folder or file of a box is written to this machine.
 
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde::Deserialize;
@@ -33,7 +33,7 @@ pub(super) fn tool() -> Tool {
         "properties": {
             "id": { "type": "string", "description": "Id of the box." },
             "path": { "type": "string", "description": "What to copy: an absolute path in the box. Default: /work." },
-            "to": { "type": "string", "description": "The folder on your machine into which its contents go; made if it is not there. Relative to the folder in which the adapter runs." },
+            "to": { "type": "string", "description": "Where on your machine: the folder into which a folder's contents go, made if it is not there; for a single file the new file, or a folder that is there (or ends with /). Relative to the folder in which the adapter runs." },
         },
         "required": ["id", "to"],
         "additionalProperties": false,
@@ -56,12 +56,22 @@ pub(super) fn tool() -> Tool {
 }
 
 pub(super) async fn pull(inner: &Inner, given: JsonObject) -> Result<(String, Value), Problem> {
-    let Pull { id, path, to } = arguments(given)?;
-    let (path, to) = (path.as_deref().unwrap_or(WORK), at(&inner.folder, Some(&to)));
-    let address = format!("/v1/boxes/{}/tree?path={}", quote(&id), quote(path));
-    let request = inner.upstream.request("GET", &address);
-    let answer = inner.upstream.send(request, full("")).await?;
-    tree::unpack(answer.into_body(), to.clone()).await.map_err(|error| {
+    let Pull { id, path, to: given_to } = arguments(given)?;
+    let (path, to) = (path.as_deref().unwrap_or(WORK), at(&inner.folder, Some(&given_to)));
+    let tree = async |path: &str| {
+        let address = format!("/v1/boxes/{}/tree?path={}", quote(&id), quote(path));
+        inner.upstream.send(inner.upstream.request("GET", &address), full("")).await
+    };
+    // A folder with one file in it and that file make the same archive. As a folder only a folder can be asked for; what is refused so
+    // is asked for by its own path, and its refusal names that.
+    let into_folder = given_to.ends_with('/') || to.is_dir();
+    let as_folder = if into_folder { None } else { tree(&format!("{path}/.")).await.ok() };
+    let written = match as_folder {
+        Some(answer) => tree::unpack(answer.into_body(), to.clone()).await,
+        None if into_folder => tree::unpack(tree(path).await?.into_body(), to.clone()).await,
+        None => tree::unpack_file(tree(path).await?.into_body(), to.clone()).await,
+    };
+    written.map_err(|error| {
         Problem::new(format!(
             "{path} of box {id} could not be written to {}: {error}",
             to.display()

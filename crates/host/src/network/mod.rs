@@ -18,10 +18,11 @@ pub(crate) mod services;
 pub(crate) use hold::{SubnetHold, SubnetTaken};
 
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
 use std::process::Stdio;
 
+use api::boxes::wiring::within_v6;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
@@ -106,6 +107,17 @@ impl Subnet {
         }
         let [a, b, _, _] = self.0.octets();
         format!("dm{a:02x}{b:02x}-")
+    }
+
+    /// Whether an address is in it, or is that of its gateway.
+    pub fn contains(self, ip: IpAddr) -> bool {
+        match ip {
+            IpAddr::V4(ip) => (ip.to_bits() ^ self.0.to_bits()) >> 16 == 0,
+            IpAddr::V6(ip) => {
+                self.1.is_some_and(|prefix| (ip.to_bits() ^ prefix.to_bits()) >> 64 == 0)
+                    || within_v6(ip).is_some_and(|ip| self.contains(ip.into()))
+            }
+        }
     }
 
     /// Name of its table of rules.

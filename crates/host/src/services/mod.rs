@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use api::boxes::wiring::{Wire, WireTo, Wiring};
-use api::{Event, SandboxId};
+use api::{ApiError, Event, SandboxId};
 use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -47,6 +47,7 @@ const AGENT_PORT: u16 = 9095;
 #[derive(Debug)]
 pub(crate) struct Services {
     subnet: Subnet,
+    external: external::External,
     /// By the boxes' addresses.
     wired: Mutex<HashMap<Ipv4Addr, Wired>>,
     /// One change of the rules at a time.
@@ -64,7 +65,23 @@ struct Wired {
 
 impl Services {
     pub(crate) fn new(subnet: Subnet) -> Self {
-        Self { subnet, wired: Mutex::default(), changing: tokio::sync::Mutex::default() }
+        Self {
+            subnet,
+            external: external::External::new(subnet),
+            wired: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// Refuses a wiring whose external base leads to this host itself or to its guests, as far as its URL tells (T11). One that is
+    /// used by no name is not looked at.
+    pub(crate) fn check(&self, wiring: &Wiring) -> Result<(), ApiError> {
+        let used = wiring.wires.iter().any(|wire| wire.to == WireTo::External);
+        wiring
+            .external_base_url
+            .as_ref()
+            .filter(|_| used)
+            .map_or(Ok(()), |base| self.external.check(base))
     }
 
     /// Wires a box, anew or for the first time; without names: not at all.
@@ -111,7 +128,7 @@ impl Services {
     pub(crate) fn external(&self, guest: Ipv4Addr) -> Option<tokio::io::DuplexStream> {
         let wired = self.of(guest)?;
         wired.wiring.external_base_url.as_ref()?;
-        Some(external::connect((*wired.wiring).clone()))
+        Some(self.external.connect((*wired.wiring).clone()))
     }
 
     fn of(&self, guest: Ipv4Addr) -> Option<Wired> {
@@ -211,7 +228,9 @@ async fn serve_one(daemon: Weak<Daemon>, stream: TcpStream, guest: Ipv4Addr) {
     let way = ways.iter().find(|wire| wire.port == meant.port()).map(|wire| &wire.to);
     let work = async {
         match way {
-            Some(WireTo::External) => external::serve(&wired.wiring, stream).await,
+            Some(WireTo::External) => {
+                daemon.ground.services.external.serve(&wired.wiring, stream).await
+            }
             Some(WireTo::Link { id, port }) => {
                 link::serve(&daemon, &wired.id, id, *port, stream).await;
             }
