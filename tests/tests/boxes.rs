@@ -233,7 +233,7 @@ fn t01_t03_t04_t05_t17_t19_what_a_start_answers() {
         }
         let note = started["toolchainsNote"].as_str().expect("T4");
         assert!(note.contains("python3 (3.11, without pip and venv)"), "T4: {note}");
-        let has = "python3 --version; for name in pip pip3 go node; do command -v $name; done; python3 -m venv /tmp/v || echo no venv";
+        let has = "python3 --version; for name in pip pip3 go node; do command -v $name; done; python3 -m venv /tmp/v > /tmp/told || echo no venv";
         let has = sh(lab, started["id"].as_str().expect("an id"), has);
         let (version, rest) = has.split_once('\n').expect("lines");
         assert!(version.starts_with("Python 3.11"), "T4: {has}");

@@ -261,6 +261,9 @@ fn t11_an_external_base_leads_neither_to_this_host_nor_to_boxes_of_others() {
         assert!(ask().starts_with("external GET / "), "again");
         let asked = sh(lab, &theirs, "curl -s http://127.0.0.1:8088/");
         assert!(asked.starts_with("1 "), "nobody else has asked it: {asked}");
+        let (status, told) =
+            call_as(key, "DELETE", &format!("/v1/boxes/{}", id_of(&mine)), &Value::Null);
+        assert_eq!(status, 204, "{told}");
     });
 }
 

@@ -229,7 +229,7 @@ async fn serve_one(daemon: Weak<Daemon>, stream: TcpStream, guest: Ipv4Addr) {
     let work = async {
         match way {
             Some(WireTo::External) => {
-                daemon.ground.services.external.serve(&wired.wiring, stream).await
+                daemon.ground.services.external.serve(&wired.wiring, stream).await;
             }
             Some(WireTo::Link { id, port }) => {
                 link::serve(&daemon, &wired.id, id, *port, stream).await;
