@@ -1,5 +1,6 @@
 //! `sandbox_pull`: a folder or file of a box is written to this machine.
 
+use api::Code;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -62,14 +63,17 @@ pub(super) async fn pull(inner: &Inner, given: JsonObject) -> Result<(String, Va
         let address = format!("/v1/boxes/{}/tree?path={}", quote(&id), quote(path));
         inner.upstream.send(inner.upstream.request("GET", &address), full("")).await
     };
-    // A folder with one file in it and that file make the same archive. As a folder only a folder can be asked for; what is refused so
-    // is asked for by its own path, and its refusal names that.
+    // A folder with one file in it and that file make the same archive. As a folder only a folder can be asked for.
     let into_folder = given_to.ends_with('/') || to.is_dir();
-    let as_folder = if into_folder { None } else { tree(&format!("{path}/.")).await.ok() };
+    let as_folder = if into_folder { None } else { Some(tree(&format!("{path}/.")).await) };
     let written = match as_folder {
-        Some(answer) => tree::unpack(answer.into_body(), to.clone()).await,
-        None if into_folder => tree::unpack(tree(path).await?.into_body(), to.clone()).await,
-        None => tree::unpack_file(tree(path).await?.into_body(), to.clone()).await,
+        None => tree::unpack(tree(path).await?.into_body(), to.clone()).await,
+        Some(Ok(answer)) => tree::unpack(answer.into_body(), to.clone()).await,
+        Some(Err(problem)) if problem.code() == Some(Code::WrongFileType) => {
+            tree::unpack_file(tree(path).await?.into_body(), to.clone()).await
+        }
+        // What is refused by the path that was given names that.
+        Some(Err(problem)) => return Err(tree(path).await.err().unwrap_or(problem)),
     };
     written.map_err(|error| {
         Problem::new(format!(
