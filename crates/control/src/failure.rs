@@ -32,6 +32,12 @@ impl Failure {
     pub(crate) fn into_api_error(self) -> ApiError {
         match self {
             Self::Told(error) => error,
+            Self::Internal { what, source } if is_full(&*source) => {
+                tracing::warn!(error = chain(&*source), what, "the disk is full");
+                let mut error = ApiError::new(Code::NoSpace, "the host's disk is full");
+                error.retryable = true;
+                error.hint("make room on the host, and ask again")
+            }
             Self::Internal { what, source } => {
                 tracing::error!(error = chain(&*source), what, "request failed inside");
                 ApiError::new(Code::Internal, "something went wrong inside Dormouse")
@@ -86,6 +92,26 @@ impl Error for Failure {
             Self::Internal { source, .. } => Some(&**source),
         }
     }
+}
+
+/// SQLite's result code for a disk without room (`SQLITE_FULL` of its `sqlite3.h`).
+const SQLITE_FULL: &str = "13";
+
+/// Whether a full disk is the cause.
+fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let database = error.downcast_ref::<sqlx::Error>().and_then(sqlx::Error::as_database_error);
+        if database.is_some_and(|error| error.code().as_deref() == Some(SQLITE_FULL)) {
+            return true;
+        }
+        let kind = error.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
+        if kind == Some(std::io::ErrorKind::StorageFull) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// An error and all its sources, in one line.

@@ -26,7 +26,7 @@ use api::SandboxId;
 use api::project::Project;
 use sqlx::AnyPool;
 use sqlx::any::AnyPoolOptions;
-use sqlx::{Any, Row, Transaction};
+use sqlx::{Any, Connection as _, Row, Transaction};
 
 use crate::failure::Failure;
 
@@ -231,6 +231,12 @@ pub(crate) fn now_ms() -> i64 {
 async fn pool(url: &str, connections: u32) -> Result<AnyPool, sqlx::Error> {
     AnyPoolOptions::new()
         .max_connections(connections)
+        // SQLite itself gives a transaction up that finds no room on the disk, or that cannot be read or written. Then sqlx counts one
+        // for good that is over, and begins none any more on this connection.
+        .before_acquire(|connection, _| {
+            let usable = !connection.is_in_transaction();
+            Box::pin(async move { Ok(usable) })
+        })
         .after_connect(|connection, _| {
             Box::pin(async move {
                 // FULL: what was answered to a client survives a power cut. Writes are rare (create, rename, delete).
@@ -286,4 +292,43 @@ async fn insert(
     .await
     .map_err(Failure::internal("enter a sandbox into the catalogue"))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As a disk on which there is no room for some time.
+    async fn fill(catalogue: &Catalogue, is_full: bool) {
+        let (pages,): (i64,) =
+            sqlx::query_as("PRAGMA page_count").fetch_one(&catalogue.writer).await.unwrap();
+        let most = if is_full { pages } else { i64::from(i32::MAX) };
+        let statement = sqlx::AssertSqlSafe(format!("PRAGMA max_page_count = {most}"));
+        sqlx::query(statement).execute(&catalogue.writer).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn s07_a_full_disk_is_told_and_once_there_is_room_everything_goes_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalogue = Catalogue::open(folder.path()).await.unwrap();
+        catalogue.add_host("here").await.unwrap();
+        let entry = |n: usize| Entry {
+            id: format!("k3b5qj2m4{:a>3}", ["a", "b", "c"][n]).parse().unwrap(),
+            // So long that free pages in the file are not enough for it.
+            name: "n".repeat(500_000) + &n.to_string(),
+            state: State::Ready,
+            face: Face::Sandbox,
+            link_key: "key".to_owned(),
+            epoch: 1,
+            created_ms: 1,
+        };
+        catalogue.adopt("here", entry(0)).await.unwrap();
+        fill(&catalogue, true).await;
+        let error = catalogue.adopt("here", entry(1)).await.unwrap_err().into_api_error();
+        assert_eq!(error.code, api::Code::NoSpace, "{error:?}");
+        assert!(error.retryable);
+        fill(&catalogue, false).await;
+        assert!(catalogue.adopt("here", entry(1)).await.unwrap());
+        catalogue.remove(&entry(0).id).await.unwrap();
+    }
 }
