@@ -222,6 +222,26 @@ fn s08_reading_figures_wakes_nothing_and_holds_nothing_awake() {
 }
 
 /// Before a host goes down everything is put to sleep on disk, whatever it did; a new daemon finds it there, memory and all.
+/// Some wake just then, and one looks at something all the time: none of them is left behind.
+#[test]
+fn s24_a_host_that_goes_down_leaves_no_machine_behind_whatever_wakes() {
+    isolated(test_name!(), |lab| {
+        for name in ["a", "b", "c"] {
+            lab.ok(&["sandboxes", "create", "--name", name, "--sleep-after-seconds", "1"]);
+            let look = "import time\nwhile True: time.sleep(0.3)";
+            lab.ok(&["exec", name, "--background", "--", "python3", "-c", look]);
+        }
+        for wakes in ["a", "b", "c"] {
+            lab.ok(&["exec", wakes, "--", "true"]);
+            assert!(lab.run(&["drain", "--stop"]).status.success());
+            lab.reap_daemon();
+            assert_eq!(proc::qemus_below(&lab.data()), Vec::<i32>::new(), "{wakes}");
+            lab.start();
+            assert_eq!(lab.sh(wakes, "pgrep -c python3"), "1");
+        }
+    });
+}
+
 #[test]
 fn a_drained_host_has_no_machine_and_loses_nothing() {
     isolated(test_name!(), |lab| {

@@ -334,6 +334,10 @@ pub trait Host: crate::terminal::TerminalHost + Send + Sync + 'static {
     /// none is made or woken.
     fn limit_spending(&self, reached: bool);
 
+    /// The host goes down: all sandboxes are put to sleep on disk, and from now on nothing wakes them, not even a timer of their
+    /// own. There is no way back but another start.
+    fn leave(&self);
+
     /// The account of a box has no credit, or has some again (B14). Until then it is frozen, whatever holds it, and nothing thaws it.
     /// One that the host does not have: nothing.
     fn limit_box(&self, id: &SandboxId, reached: bool);

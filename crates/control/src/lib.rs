@@ -53,7 +53,7 @@ use tokio_util::sync::CancellationToken;
 pub use auth::ADMIN_TOKEN_FILE;
 pub use boxes::BoxSettings;
 pub use catalogue::OpenError;
-pub use drain::drain;
+pub use drain::{drain, leave};
 pub use edge::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub use failure::Failure;
 pub use mcp::INSTRUCTIONS as MCP_INSTRUCTIONS;

@@ -65,8 +65,8 @@ pub(crate) async fn serve(data: &Path, arguments: ServeArgs) -> Result<i32, Prob
     };
     server.stop().await;
     if leaving {
-        // What woke once more before nobody could ask any more.
-        control::drain(&*host).await;
+        // What woke once more before nobody could ask any more, and what timers wake.
+        control::leave(&*host).await;
     }
     host.close().await;
     Ok(0)

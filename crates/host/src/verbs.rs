@@ -274,6 +274,12 @@ impl Host for Daemon {
         handle.view().await.map(|known| known.sandbox)
     }
 
+    fn leave(&self) {
+        for handle in self.handles() {
+            handle.leave();
+        }
+    }
+
     fn limit_spending(&self, reached: bool) {
         self.ground.spending.send_if_modified(|was| std::mem::replace(was, reached) != reached);
     }

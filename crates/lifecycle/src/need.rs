@@ -160,6 +160,9 @@ pub enum Refusal {
     /// The project's spending limit is reached: it sleeps until there is more to spend, and nothing wakes it (S23).
     #[error("the project's spending limit is reached")]
     SpendingLimit,
+    /// Its host goes down: it sleeps until a host has it again.
+    #[error("the sandbox's host is going down")]
+    HostLeaves,
     /// It stands still because the host's disk is nearly full, and goes on when there is room.
     #[error("the sandbox stands still, because the host's disk is nearly full")]
     HostDiskFull,

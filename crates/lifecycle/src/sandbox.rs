@@ -16,12 +16,37 @@ use std::collections::VecDeque;
 use crate::boxed::Uses;
 use crate::event::Event;
 use crate::idle::Facts;
-use crate::need::{CaptureId, Cause, SleepCause};
+use crate::need::{CaptureId, Cause, Refusal, SleepCause};
 use crate::order::{Attempt, Death, FailureCode, Order};
 use crate::phase::{Phase, Start, Tier};
 use crate::policy::Policy;
 use crate::time::Time;
 use settle::Plan;
+
+/// Why it may not be awake, whatever needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Withheld {
+    /// The project's spending limit is reached (S23).
+    Spending,
+    /// Its host goes down.
+    Leaving,
+}
+
+impl Withheld {
+    fn cause(self) -> SleepCause {
+        match self {
+            Self::Spending => SleepCause::Spending,
+            Self::Leaving => SleepCause::Drain,
+        }
+    }
+
+    fn refusal(self) -> Refusal {
+        match self {
+            Self::Spending => Refusal::SpendingLimit,
+            Self::Leaving => Refusal::HostLeaves,
+        }
+    }
+}
 
 /// One sandbox. See the [crate] for how it is used and what it promises.
 ///
@@ -48,8 +73,8 @@ pub struct Sandbox {
     silence_told: bool,
     /// Since when the host makes it stand still for lack of disk; only while its guest runs.
     halted_since: Option<Time>,
-    /// The project's spending limit is reached: it is put to sleep, and nothing wakes it (S23).
-    withheld: bool,
+    /// It is put to sleep, and nothing wakes it.
+    withheld: Option<Withheld>,
     /// While withheld: a sleep has failed, and is not tried again before.
     withhold_not_before: Time,
     /// Asked to sleep while it was being copied.
@@ -194,7 +219,7 @@ impl Sandbox {
             lacks_sample: false,
             silence_told: false,
             halted_since: None,
-            withheld: false,
+            withheld: None,
             withhold_not_before: Time::default(),
             sleep_asked: None,
             disk_wanted: false,
@@ -226,7 +251,7 @@ impl Sandbox {
     pub fn poll_deadline(&self) -> Option<Time> {
         match self.phase {
             Phase::Running { .. } if self.halted_since.is_some() => None,
-            Phase::Running { .. } if self.withheld => Some(self.withhold_not_before),
+            Phase::Running { .. } if self.withheld.is_some() => Some(self.withhold_not_before),
             Phase::Running { .. } => earlier(self.silence_at(), self.next_plan().map(Plan::at)),
             Phase::Asleep { tier, since } => {
                 let moves = earlier(self.timer_wake_at(), self.demote_at(tier, since));

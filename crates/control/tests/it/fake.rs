@@ -463,6 +463,8 @@ impl Host for Fake {
         Ok(Usage { awake_seconds, memory_gib_seconds, state_bytes: 10, ..Usage::default() })
     }
 
+    fn leave(&self) {}
+
     fn limit_spending(&self, reached: bool) {
         self.spending_reached.store(reached, Ordering::SeqCst);
     }

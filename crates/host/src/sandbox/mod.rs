@@ -83,6 +83,8 @@ pub(crate) enum Message {
     Restore { reply: oneshot::Sender<Result<(), ApiError>> },
     /// Its own limit on spending is reached, or is not any more.
     Limit(bool),
+    /// Its host goes down.
+    Leave,
     /// The next boot gives it these drives; `None`: those that it has.
     Drives(Option<Vec<DriveUse>>),
     /// There is room in memory for a restart, or none came in time.
@@ -303,6 +305,12 @@ impl Handle {
     pub(crate) fn limit(&self, reached: bool) {
         // One that is gone has no limit.
         let _ = self.messages.send(Message::Limit(reached));
+    }
+
+    /// Its host goes down: it sleeps on disk, and nothing wakes it any more.
+    pub(crate) fn leave(&self) {
+        // One that is gone has nothing to lose.
+        let _ = self.messages.send(Message::Leave);
     }
 
     /// Its id.

@@ -118,6 +118,7 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
             error
         }
         Refusal::SpendingLimit => spending_error(),
+        Refusal::HostLeaves => leaving_error(),
         Refusal::HostDiskFull => stands_still_error(),
         Refusal::Frozen => ApiError::new(Code::BoxFrozen, refusal.to_string()),
         Refusal::Stopped => ApiError::new(Code::BoxStopped, refusal.to_string()),
@@ -150,6 +151,13 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
 pub(super) fn needed_error(what: &str) -> ApiError {
     ApiError::new(Code::Needed, format!("it is needed at this moment: {what}"))
         .hint("it sleeps by itself when nothing needs it; ask again if it shall sleep sooner")
+}
+
+/// The host goes down: what would wake now would be lost with it.
+pub(crate) fn leaving_error() -> ApiError {
+    let mut error = ApiError::new(Code::NoCapacity, "this host is going down; it sleeps on disk");
+    error.retryable = true;
+    error.hint("ask again when the host is back")
 }
 
 /// The project's spending limit is reached (S23).

@@ -33,9 +33,7 @@ impl Sandbox {
         if self.uses.stopped.is_none() {
             return Err(Refusal::NotStopped);
         }
-        if self.withheld {
-            return Err(Refusal::SpendingLimit);
-        }
+        self.check_withheld()?;
         self.uses.stopped = None;
         self.uses.used(now);
         self.tell(now, What::Restored);

@@ -1,6 +1,6 @@
 //! What a sandbox is told about its guest, its network and the time.
 
-use super::Sandbox;
+use super::{Sandbox, Withheld};
 use crate::idle::Sample;
 use crate::limits::TIMER_NEAR_MS;
 use crate::need::{CallKind, Cause, SleepCause};
@@ -112,7 +112,17 @@ impl Sandbox {
     /// The project's spending limit is reached, or is not any more (S23). From then on it is put to sleep on disk whatever holds
     /// it awake, and nothing wakes it, not even a timer of its own; one that is due meanwhile wakes it afterwards.
     pub fn handle_spending(&mut self, now: Time, reached: bool) {
-        self.withheld = reached;
+        if self.withheld != Some(Withheld::Leaving) {
+            self.withheld = reached.then_some(Withheld::Spending);
+            self.withhold_not_before = Time::default();
+        }
+        self.settle(now);
+    }
+
+    /// Its host goes down. From now on it is put to sleep on disk whatever holds it awake, and nothing wakes it any more, not even
+    /// a timer of its own: what would be awake then would be lost.
+    pub fn handle_leaving(&mut self, now: Time) {
+        self.withheld = Some(Withheld::Leaving);
         self.withhold_not_before = Time::default();
         self.settle(now);
     }

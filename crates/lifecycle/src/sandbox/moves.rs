@@ -167,7 +167,7 @@ impl Sandbox {
     /// It sleeps, unless something needs it.
     pub(super) fn rest(&mut self, now: Time, tier: Tier, since: Time, wake: Option<Cause>) {
         match wake {
-            Some(cause) if !self.withheld => self.wake(now, tier, since, cause, 0),
+            Some(cause) if self.withheld.is_none() => self.wake(now, tier, since, cause, 0),
             Some(_) | None => self.phase = Phase::Asleep { tier, since },
         }
     }
@@ -202,7 +202,7 @@ impl Sandbox {
         self.drop_captures(now, Refusal::CaptureFailed { code: FailureCode::MachineLost });
         self.phase = Phase::Off { death, since: now };
         if let Some(cause) = wake
-            && !self.withheld
+            && self.withheld.is_none()
         {
             self.start(now, Start::Boot, Some(cause));
         }

@@ -1,7 +1,7 @@
 //! What people and the host ask about a sandbox. None of it wakes, holds awake or changes anything.
 
 use super::settle::Plan;
-use super::{LastSleep, LastWake, Sandbox};
+use super::{LastSleep, LastWake, Sandbox, Withheld};
 use crate::need::{CallKind, Cause};
 use crate::order::{Attempt, Death, FailureCode};
 use crate::phase::{Phase, SleepTier, Status};
@@ -129,7 +129,7 @@ impl Sandbox {
 
     /// Whether the project's spending limit keeps it from waking (S23).
     pub fn is_withheld(&self) -> bool {
-        self.withheld
+        self.withheld == Some(Withheld::Spending)
     }
 
     /// When its earliest timer is due, as far as its guest has said; to be stored with a sleeper. A timer that was due

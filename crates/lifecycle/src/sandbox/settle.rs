@@ -37,9 +37,9 @@ impl Sandbox {
                     self.phase = Phase::CapturingAwake { attempt, capture, since };
                 } else if let Some((cause, tier)) = self.sleep_asked.take() {
                     self.suspend(now, cause, tier);
-                } else if self.withheld {
+                } else if let Some(withheld) = self.withheld {
                     if self.withhold_not_before <= now {
-                        self.suspend(now, SleepCause::Spending, Tier::Disk);
+                        self.suspend(now, withheld.cause(), Tier::Disk);
                     }
                 } else {
                     self.listen(now);
@@ -193,7 +193,7 @@ impl Sandbox {
     }
 
     pub(super) fn timer_wake_at(&self) -> Option<Time> {
-        if !self.policy.is_open() || self.withheld {
+        if !self.policy.is_open() || self.withheld.is_some() {
             return None;
         }
         self.facts.timer_due().map(|due| due.minus_ms(TIMER_LEAD_MS).max(self.wake_not_before))

@@ -81,6 +81,16 @@ impl Sandbox {
             Phase::Suspending { wake: Some(_), .. }
             | Phase::Demoting { wake: Some(_), .. }
             | Phase::CapturingAsleep { wake: Some(_), .. }
+            | Phase::Waking { .. }
+            | Phase::Starting { .. }
+                if self.withheld.is_some() =>
+            {
+                // It sleeps as soon as it is there.
+                Served::Later
+            }
+            Phase::Suspending { wake: Some(_), .. }
+            | Phase::Demoting { wake: Some(_), .. }
+            | Phase::CapturingAsleep { wake: Some(_), .. }
             | Phase::Waking { .. } => return Err(Refusal::Waking),
             Phase::Starting { .. } => return Err(Refusal::Starting),
             Phase::Failed { code, .. } => return Err(Refusal::Failed { code: *code }),
@@ -148,8 +158,8 @@ impl Sandbox {
 
     /// Boots it from its disk; what ran is lost (S15). Also the cure of one that failed (S17).
     pub fn handle_restart(&mut self, now: Time) -> Result<Served, Refusal> {
-        if self.withheld && !matches!(self.phase, Phase::Deleting { .. } | Phase::Deleted) {
-            return Err(Refusal::SpendingLimit);
+        if !matches!(self.phase, Phase::Deleting { .. } | Phase::Deleted) {
+            self.check_withheld()?;
         }
         self.check_box(Cause::Restart)?;
         match self.phase {
@@ -206,7 +216,7 @@ impl Sandbox {
     }
 
     pub(super) fn need(&mut self, now: Time, cause: Cause) -> Result<Served, Refusal> {
-        self.check_spending()?;
+        self.check_need()?;
         self.check_box(cause)?;
         match self.phase {
             Phase::Running { .. } | Phase::CapturingAwake { .. } => {
@@ -236,9 +246,13 @@ impl Sandbox {
         Ok(Served::Later)
     }
 
-    /// Refuses what would need a machine while the project's spending limit is reached (S23). What is wrong with the sandbox
-    /// itself is told first.
-    fn check_spending(&self) -> Result<(), Refusal> {
+    /// Refuses what would need a machine while it may have none.
+    pub(super) fn check_withheld(&self) -> Result<(), Refusal> {
+        self.withheld.map_or(Ok(()), |withheld| Err(withheld.refusal()))
+    }
+
+    /// As [`check_withheld`](Self::check_withheld); what is wrong with the sandbox itself is told first.
+    fn check_need(&self) -> Result<(), Refusal> {
         match self.phase {
             Phase::Failed { .. } | Phase::Deleting { .. } | Phase::Deleted => Ok(()),
             Phase::Starting { .. }
@@ -249,13 +263,7 @@ impl Sandbox {
             | Phase::Demoting { .. }
             | Phase::CapturingAsleep { .. }
             | Phase::Waking { .. }
-            | Phase::Off { .. } => {
-                if self.withheld {
-                    Err(Refusal::SpendingLimit)
-                } else {
-                    Ok(())
-                }
-            }
+            | Phase::Off { .. } => self.check_withheld(),
         }
     }
 

@@ -67,3 +67,34 @@ fn s23_and_s03_a_timer_waits_for_more_to_spend() {
     host.sandbox.handle_spending(now.plus_ms(120_000), false);
     assert!(matches!(host.phase(), Phase::Waking { cause: Cause::Timer { .. }, .. }));
 }
+
+/// The host goes down: a machine that it has then is lost, so a timer waits for the next one, and what wakes sleeps again.
+#[test]
+fn s24_nothing_wakes_it_on_a_host_that_goes_down() {
+    let mut host = Obedient::asleep(after_30s());
+    let now = host.now;
+    let found = lifecycle::Recovered::Asleep {
+        tier: Tier::Disk,
+        since: now,
+        cause: SleepCause::Idle,
+        timer_due: Some(now.plus_ms(60_000)),
+    };
+    host.sandbox = lifecycle::Sandbox::recover(now, after_30s(), found);
+    host.sandbox.handle_leaving(now);
+    host.sandbox.handle_deadline(now.plus_ms(120_000));
+    assert!(matches!(host.phase(), Phase::Asleep { .. }), "{:?}", host.phase());
+    let later = now.plus_ms(120_000);
+    assert_eq!(host.sandbox.handle_need(later, Cause::Terminal), Err(Refusal::HostLeaves));
+    // More to spend does not bring the host back.
+    host.sandbox.handle_spending(later, false);
+    assert!(matches!(host.phase(), Phase::Asleep { .. }), "{:?}", host.phase());
+
+    let mut host = Obedient::asleep(after_30s());
+    let now = host.now;
+    host.sandbox.handle_need(now, Cause::Terminal).expect("served");
+    assert!(matches!(host.phase(), Phase::Waking { .. }), "{:?}", host.phase());
+    host.sandbox.handle_leaving(now);
+    host.sandbox.handle_sleep(now, SleepCause::Drain, Some(Tier::Disk)).expect("served");
+    host.obey();
+    assert!(matches!(host.phase(), Phase::Asleep { tier: Tier::Disk, .. }), "{:?}", host.phase());
+}

@@ -13,7 +13,9 @@ use super::{Halt, Task, now};
 use crate::clock::{rfc3339, unix_ms_of};
 use crate::exec::stands_still_error;
 use crate::guest::LinkState;
-use crate::sandbox::replies::{Goal, WAITERS_MAX, Waiter, needed_error, refusal_error};
+use crate::sandbox::replies::{
+    Goal, WAITERS_MAX, Waiter, leaving_error, needed_error, refusal_error,
+};
 use crate::sandbox::work::{CaptureTo, chain};
 use crate::sandbox::{CallGuard, Message, Ready, story, view};
 
@@ -78,6 +80,10 @@ impl Task {
             Message::Limit(reached) => {
                 self.limited = reached;
                 self.on_spending();
+            }
+            Message::Leave => {
+                self.core.handle_leaving(now);
+                self.refuse_waiters(|_| leaving_error());
             }
             Message::Link { reply } => drop(reply.send(self.link.clone())),
             Message::View { reply } => {
