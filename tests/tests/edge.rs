@@ -112,6 +112,27 @@ fn s02_an_open_connection_lets_it_sleep_and_its_next_byte_wakes_it() {
     });
 }
 
+/// What a client has just sent over a connection that stays open has been served.
+#[test]
+fn s05_a_sleep_asked_for_right_after_a_clients_byte_lasts() {
+    isolated(test_name!(), |lab| {
+        let link = serving(lab, "web", "0.0.0.0", "8000", &[]);
+        let mut stream = open_echo(&link);
+        for tier in ["memory", "disk", "memory"] {
+            echoes(&mut stream, "sent");
+            let before = lab.events("web", "woke").len();
+            let asked =
+                boxes::done(lab, "POST", "/v1/sandboxes/web/sleep", &json!({ "tier": tier }));
+            assert_eq!(asked["status"], "sleeping", "{asked}");
+            assert_eq!(lab.sh("web", "echo here"), "here");
+            let woke = lab.events("web", "woke");
+            assert_eq!(woke.len(), before + 1, "{tier}: {woke:?}");
+            let text = woke.last().expect("it woke")["text"].as_str().expect("text").to_owned();
+            assert!(text.contains("a command"), "{tier}: something else woke it: {text}");
+        }
+    });
+}
+
 /// What a busy port keeps open for its next request is nobody's request: who asks for a sleep then gets one that lasts.
 #[test]
 fn s05_a_sleep_asked_for_right_after_a_busy_port_lasts() {

@@ -108,6 +108,7 @@ struct Inner {
     proxies: edge::Proxies,
     machines: edge::Machines,
     pool: edge::Pool,
+    bursts: edge::Bursts,
     journal: journal::Journal,
     metrics: metrics::Metrics,
     open_metrics: bool,
@@ -167,6 +168,10 @@ impl App {
 
     fn pool(&self) -> &edge::Pool {
         &self.0.pool
+    }
+
+    fn bursts(&self) -> &edge::Bursts {
+        &self.0.bursts
     }
 
     fn metrics(&self) -> &metrics::Metrics {

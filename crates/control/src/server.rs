@@ -30,7 +30,7 @@ use crate::auth::Tokens;
 use crate::boxes::Boxes;
 use crate::catalogue::Catalogue;
 use crate::credit::Credit;
-use crate::edge::{Links, Machines, Pool, Proxies};
+use crate::edge::{Bursts, Links, Machines, Pool, Proxies};
 use crate::failure::{ErrorCode, chain};
 use crate::journal::Journal;
 use crate::make::Making;
@@ -163,6 +163,7 @@ async fn serve_with<H: ServerHandler + Clone>(
         proxies: Proxies(settings.trusted_proxies),
         machines: Machines::default(),
         pool: Pool::default(),
+        bursts: Bursts::default(),
         journal: Journal::new().map_err(ServeError::Start)?,
         metrics: Metrics::new(),
         open_metrics: settings.open_metrics,
@@ -223,7 +224,7 @@ impl Server {
             }
         }
         // Nobody asks any more: what outlasts requests would only keep a host from putting all to sleep.
-        drop(self.app.pool().quieten(None));
+        drop(edge::quieten(&self.app, None));
         self.app.catalogue().close().await;
         match std::fs::remove_file(&self.socket) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {

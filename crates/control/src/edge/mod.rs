@@ -13,6 +13,7 @@
 mod activity;
 mod body;
 mod boxes;
+mod bursts;
 mod headers;
 mod limits;
 mod machines;
@@ -34,11 +35,12 @@ use crate::boxes::BoxRecord;
 use crate::catalogue::{Entry, Face};
 use crate::make::KEY_CHARS;
 
+pub(crate) use bursts::Bursts;
 pub(crate) use headers::upgrade;
 pub use limits::{ANSWER_TIME_DEFAULT, EDGE_SECONDS_RANGE, EdgeLimits, IDLE_TIME_DEFAULT};
 pub(crate) use machines::Machines;
 pub(crate) use peer::Proxies;
-pub(crate) use pool::Pool;
+pub(crate) use pool::{Pool, Quiet};
 pub(crate) use proxy::{connect, handle};
 pub(crate) use stream::Conversation;
 
@@ -145,6 +147,14 @@ pub(crate) fn address<B>(app: &App, request: &Request<B>) -> Option<Address> {
         .to_ascii_lowercase();
     let label = name.strip_suffix(&app.links().suffix)?;
     Some(Address { written: written.to_owned(), label: parse_label(label) })
+}
+
+/// A sleep is being asked for, of one sandbox or of all: what only outlasts requests and what clients have sent ends now, so that it
+/// does not wake who sleeps by then. While the answer lives nothing of the kind begins.
+pub(crate) fn quieten(app: &App, id: Option<&api::SandboxId>) -> Quiet {
+    let quiet = app.pool().quieten(id);
+    app.bursts().end(id);
+    quiet
 }
 
 /// What a link leads to, if its key is right and whoever asks may open it: others cannot tell it from none (T20).

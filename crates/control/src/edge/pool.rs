@@ -198,7 +198,7 @@ impl Pool {
 
     /// Before a sandbox (`None`: each of them) is put to sleep: what outlasts requests ends, and nothing outlasts one until this
     /// is dropped. Requests in progress count as ever.
-    pub(crate) fn quieten(&self, id: Option<&SandboxId>) -> Quiet {
+    pub(super) fn quieten(&self, id: Option<&SandboxId>) -> Quiet {
         let mut inner = lock(&self.0);
         inner.quiet.push(id.cloned());
         let (mut lines, mut holds) = (Vec::new(), Vec::new());

@@ -15,6 +15,7 @@ use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::activity::Activity;
+use super::bursts::Burst;
 use crate::App;
 use crate::failure::chain;
 
@@ -38,7 +39,7 @@ pub(crate) struct Conversation {
     /// Holds it awake because it is open (S4).
     standing: Mutex<Option<Box<dyn Hold>>>,
     /// Holds it awake because its client sends.
-    burst: Mutex<Option<Box<dyn Hold>>>,
+    burst: Burst,
     /// One side has said all it had to say.
     half: AtomicBool,
     /// What its client sends is a need; not with a box, which counts that it was opened (B9).
@@ -72,7 +73,7 @@ impl Conversation {
             machine,
             activity: Activity::new(),
             standing: Mutex::default(),
-            burst: Mutex::default(),
+            burst: app.bursts().open(id),
             half: AtomicBool::new(false),
             counts,
         };
@@ -136,7 +137,7 @@ impl Conversation {
 
     /// Awake from here on, for as long as the client sends.
     async fn need(&self) -> Result<(), api::ApiError> {
-        let mut burst = self.burst.lock().await;
+        let mut burst = self.burst.held.lock().await;
         if burst.is_none() {
             let caller = self.caller.clone();
             *burst = Some(self.app.host().hold(&self.id, HoldKind::Request, caller).await?.value);
@@ -174,7 +175,7 @@ impl Conversation {
         }
         if silent >= BURST {
             // Not waited for: whoever has it just now is about to need it.
-            if let Ok(mut burst) = self.burst.try_lock() {
+            if let Ok(mut burst) = self.burst.held.try_lock() {
                 *burst = None;
             }
         }

@@ -17,6 +17,7 @@ use serde::Deserialize;
 use super::{to_the_end, told};
 use crate::App;
 use crate::catalogue::{Entry, Face};
+use crate::edge;
 use crate::failure::Failure;
 use crate::input::{At, JsonBody, Port, Query};
 use crate::make::{Made, Order, make, name_taken};
@@ -218,7 +219,7 @@ pub(crate) async fn sleep(
 ) -> Result<Json<Sandbox>, Failure> {
     validate::sleep(&request)?;
     to_the_end(async move {
-        let _quiet = app.pool().quieten(Some(&entry.id));
+        let _quiet = edge::quieten(&app, Some(&entry.id));
         Ok(Json(app.host().sleep(&entry.id, request.tier, SleepFor::Asked).await?))
     })
     .await

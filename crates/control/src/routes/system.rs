@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::to_the_end;
 use crate::App;
+use crate::edge;
 use crate::failure::Failure;
 use crate::input::JsonBody;
 
@@ -48,7 +49,7 @@ pub(crate) async fn drain(
     JsonBody(request): JsonBody<DrainRequest>,
 ) -> Result<Json<DrainReport>, Failure> {
     to_the_end(async move {
-        let _quiet = app.pool().quieten(None);
+        let _quiet = edge::quieten(&app, None);
         let report = crate::drain(&**app.host()).await;
         if request.stop {
             // This answer still goes out: requests in progress are let to their end.
