@@ -18,6 +18,8 @@ mod show;
 mod tls;
 mod tree;
 
+use std::io;
+
 use clap::Parser;
 
 use cli::{Cli, Command, ExecsCommand, ImagesCommand, SandboxesCommand};
@@ -94,9 +96,22 @@ const DAEMON_NICE: i32 = -5;
 
 /// Unless whoever started it has said otherwise. Threads have it from the one that makes them, so there must be no others yet.
 fn go_before_guests() {
-    let as_usual = rustix::process::getpriority_process(None) == Ok(0);
+    if rustix::process::getpriority_process(None) != Ok(0) {
+        return;
+    }
+    let mut set = rustix::process::setpriority_process(None, DAEMON_NICE).map_err(io::Error::from);
+    // Where the kernel shares processors out to sessions first (`sched_autogroup_enabled`), that counts within a session alone. As a
+    // service it has one of its own; that of somebody's shell is not changed.
+    let own = rustix::process::getsid(None) == Ok(rustix::process::getpid());
+    if set.is_ok() && own {
+        set = match std::fs::write("/proc/self/autogroup", DAEMON_NICE.to_string()) {
+            // A kernel without.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            written => written,
+        };
+    }
     // Without the right to do so it goes as all others do.
-    if as_usual && let Err(error) = rustix::process::setpriority_process(None, DAEMON_NICE) {
+    if let Err(error) = set {
         eprintln!("dormouse: does not go before its guests on a busy machine: {error}");
     }
 }
