@@ -1,6 +1,9 @@
 //! Disks that are full, states that are damaged, machines that die.
 
+use std::process::{Child, Stdio};
+
 use e2e::filler::Filler;
+use e2e::lab::Lab;
 use e2e::witness::{Witness, nothing_leaks};
 use e2e::{isolated, proc, test_name, until};
 
@@ -154,6 +157,82 @@ fn s07_a_full_disk_costs_nothing_but_sleep() {
         drop(filler);
         nothing_leaks(lab);
     });
+}
+
+#[test]
+fn s24_copies_that_are_asked_for_at_once_leave_running_guests_their_room() {
+    /// What is always left free, MiB: what is kept free for guests, without what those that run may write meanwhile.
+    const LEFT_MIB: u64 = 200;
+
+    e2e::lab::isolated_on_small_disk(test_name!(), 1800, |lab| {
+        let names = ["a", "b", "c", "d"];
+        let boots = names.map(|name| {
+            let create = ["sandboxes", "create", "--name", name, "--memory-mib", "256"];
+            lab.ok(&[&create[..], &["--sleep-after-seconds", "never"]].concat());
+            lab.sh(name, "cat /proc/sys/kernel/random/boot_id")
+        });
+        let filler = Filler::fill_but(lab, 640);
+        let mut asked = Vec::new();
+        for round in ["1", "2"] {
+            for name in names {
+                asked.push([
+                    "snapshots".into(),
+                    "create".into(),
+                    name.into(),
+                    name.to_owned() + round,
+                ]);
+            }
+            for name in ["e", "f", "g"] {
+                let name = name.to_owned() + round;
+                asked.push(["sandboxes".into(), "create".into(), "--name".into(), name]);
+            }
+        }
+        let mut running: Vec<_> = asked
+            .iter()
+            .map(|asked| {
+                let arguments: Vec<&str> = asked.iter().map(String::as_str).collect();
+                let mut command = lab.command(&[&["--json"], &arguments[..]].concat());
+                command.stdout(Stdio::piped()).stderr(Stdio::piped());
+                command.spawn().expect("`dormouse` starts")
+            })
+            .collect();
+        let mut least = u64::MAX;
+        until("all are answered", || {
+            least = least.min(free_mib(lab));
+            let ended = |child: &mut Child| child.try_wait().expect("its state").is_some();
+            running.iter_mut().all(ended).then_some(())
+        });
+        let (mut made, mut refused) = (0, 0);
+        for (asked, child) in asked.iter().zip(running) {
+            let output = child.wait_with_output().expect("its output");
+            let said = String::from_utf8_lossy(&output.stderr);
+            if output.status.success() {
+                made += 1;
+            } else {
+                assert!(said.contains("\"no_space\""), "{asked:?}: {said}");
+                refused += 1;
+            }
+        }
+        println!("{made} made, {refused} refused, {least} MiB were always free");
+        assert!(made > 0 && refused > 0, "{made} made, {refused} refused");
+        assert!(least >= LEFT_MIB, "{least} MiB were left");
+        drop(filler);
+        for (name, boot) in names.iter().zip(boots) {
+            assert_eq!(lab.sh(name, "cat /proc/sys/kernel/random/boot_id"), boot, "{name}");
+            assert!(lab.events(name, "stopped").is_empty(), "{name}");
+            assert!(lab.events(name, "halted").is_empty(), "{name}");
+        }
+        // What was promised has been given back: one after the other, there is room for all.
+        for name in names {
+            lab.ok(&["snapshots", "create", name, &format!("{name}-after")]);
+        }
+    });
+}
+
+/// Free MiB under the data folder.
+fn free_mib(lab: &Lab) -> u64 {
+    let stat = rustix::fs::statvfs(lab.data()).expect("free space");
+    (stat.f_bavail * stat.f_frsize) >> 20
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::network::dns::Dns;
 use crate::network::{Network, Subnet, SubnetHold, SubnetTaken};
 use crate::passage;
 use crate::pool::{self, Pool};
+use crate::promises::Promises;
 use crate::recovery;
 use crate::sandbox::Handle;
 use crate::sandbox::work::{chain, without_paths};
@@ -166,14 +167,17 @@ impl Daemon {
         let host = host_name(&settings)?;
         let no_tap = Arc::new(File::open("/dev/null").map_err(StartError::Network)?.into());
         let (disk_low, disk_room) = watch_disk(settings.sandboxes_dir());
+        let room = Promises::new(settings.sandboxes_dir());
         let budget = Budget::new(settings.memory_budget_mib);
         let dir = settings.drives_dir();
         let drives = Arc::new(Drives::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
         let dir = settings.volumes_dir();
-        let volumes = Arc::new(Volumes::open(dir.clone()).map_err(fail("tidy folder", &dir))?);
+        let volumes =
+            Arc::new(Volumes::open(dir.clone(), room.clone()).map_err(fail("tidy folder", &dir))?);
         let ground = Arc::new(Ground {
             drives,
             volumes,
+            room,
             spending: tokio::sync::watch::Sender::new(false),
             disk_low,
             disk_room,

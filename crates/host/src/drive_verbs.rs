@@ -8,13 +8,13 @@ use api::{ApiError, Code, SandboxId};
 use crate::clock::rfc3339;
 use crate::daemon::Daemon;
 use crate::drive_trouble;
-use crate::drives::{Claim, DriveError, Note};
-use crate::ground::{FREE_BYTES_MIN, free_bytes};
+use crate::drives::{self, Claim, DriveError, Note};
+use crate::ground::FREE_BYTES_MIN;
 use crate::images::ImageError;
 use crate::manifest::{DriveKind, DriveUse};
 use crate::sandbox::Handle;
 use crate::sandbox::work::is_full;
-use crate::verbs::{internal, no_space};
+use crate::verbs::{internal, no_room, no_space};
 use crate::volumes::VolumeClaim;
 
 /// Drives and volumes that a sandbox has while this lives, and keeps if [`keep`](Self::keep) is called.
@@ -48,11 +48,9 @@ const RESTARTS_MAX: u32 = 2;
 
 impl Daemon {
     pub(crate) async fn make_drive(&self, new: CreateDrive) -> Result<Drive, ApiError> {
-        let free = free_bytes(&self.ground.settings.data);
-        if free.map_err(|error| internal("free space is not known", &error))? < FREE_BYTES_MIN {
-            return Err(no_space("the host's disk is full"));
-        }
         let size_mib = new.size_mib.unwrap_or(DRIVE_MIB_DEFAULT);
+        let room = self.ground.room.promise(drives::bytes_at_first(size_mib), FREE_BYTES_MIN);
+        let _room = room.map_err(|error| no_room("the drive", &error))?;
         let made = self.ground.drives.create(&new.name, size_mib).await;
         let note = made.map_err(|error| self.drive_error("name", &new.name, &error))?;
         Ok(self.drive(&new.name, &note))

@@ -8,20 +8,20 @@ use std::path::PathBuf;
 use api::host::NewFork;
 use api::sandbox::Sandbox;
 use api::{ApiError, SandboxId};
-use vmm::files::bytes_to_copy;
 
 use crate::clock::Moment;
 use crate::daemon::Daemon;
 use crate::fork_sets::ForkSet;
-use crate::ground::{FREE_BYTES_MIN, Ground, free_bytes};
+use crate::ground::{FREE_BYTES_MIN, Ground};
 use crate::manifest::{Manifest, Policy, Saved, State, places_of};
 use crate::pool;
+use crate::promises::Promise;
 use crate::record::Record;
 use crate::sandbox::Handle;
 use crate::sandbox::body::{Body, drive_images};
 use crate::sandbox::work::{chain, copy_parts, is_full, read_capture};
 use crate::usage::Used;
-use crate::verbs::{discard, internal, no_space, unmade};
+use crate::verbs::{discard, internal, no_room, no_space, unmade};
 use crate::volumes::VolumeClaim;
 
 /// A fork that has a folder, and nothing in it yet.
@@ -52,13 +52,16 @@ impl Daemon {
         let parent = self.handle(parent)?;
         let drives = parent.manifest().drives;
         let parts = parts_of(&self.ground, &parent);
-        self.check_room_for_copies(&parts, new.len() as u64).await?;
+        let mut room = self.promise_copies(&parts, new.len() as u64).await?;
         let claims = new.iter().map(|one| self.claim_volumes(&one.id, &drives));
         let claims = claims.collect::<Result<Vec<_>, _>>()?;
         let mut founded = Vec::new();
         for one in new {
             match self.found(&one.id, |slot| fork_of(&parent.manifest(), one, slot)).await {
-                Ok((body, record)) => founded.push(Founded { body, record }),
+                Ok((body, record)) => {
+                    room.is_for(body.files.dir());
+                    founded.push(Founded { body, record });
+                }
                 Err(error) => {
                     discard_all(&founded);
                     return Err(error);
@@ -70,7 +73,7 @@ impl Daemon {
         let made = async {
             let set = ForkSet::open(sets.clone(), ids.clone()).await;
             let set = set.map_err(|error| unpublished(&error))?;
-            if let Err(error) = self.copy(&parent, &founded).await {
+            if let Err(error) = self.copy(&parent, &founded, &mut room).await {
                 discard_all(&founded);
                 close(set).await;
                 return Err(error);
@@ -84,6 +87,7 @@ impl Daemon {
             discard_all(&founded);
             return Err(error);
         }
+        drop(room);
         // From here on they are there, whatever happens to the daemon.
         crate::fault::point("forks_kept");
         let text = format!("is a fork of {}", parent.manifest().name);
@@ -118,19 +122,26 @@ impl Daemon {
     }
 
     /// Copies the parent into the first, that into the others, and publishes them all.
-    async fn copy(&self, parent: &Handle, founded: &[Founded]) -> Result<(), ApiError> {
+    async fn copy(
+        &self,
+        parent: &Handle,
+        founded: &[Founded],
+        room: &mut Promise,
+    ) -> Result<(), ApiError> {
         let Some((first, others)) = founded.split_first() else { return Ok(()) };
         let files = &first.body.files;
         parent.capture(files.clone()).await?;
         // Given other drives at the last moment, it was copied with those.
         let drives = parent.manifest().copied_drives();
         let saved = read_capture(files).map_err(|error| unpublished(&error))?;
-        for other in others {
+        for (copied, other) in others.iter().enumerate() {
             let images: Vec<_> =
                 places_of(&drives).into_iter().map(|place| (place, files.drive(place))).collect();
             let parts = images.iter().map(|(_, image)| image.clone());
             let parts = [files.memory(), files.state(), files.disk()].into_iter().chain(parts);
-            self.check_room_for_copies(&parts.collect::<Vec<_>>(), 1).await?;
+            // The parent may have grown since it was looked at.
+            let left = &others[copied..];
+            self.renew_for_copies(room, parts.collect(), left).await?;
             let copied = copy_parts(files, &other.body.files, images).await;
             copied.map_err(|error| unpublished(&error))?;
         }
@@ -146,38 +157,45 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Refuses so many copies of these files that the disk has no room for, before running guests notice. Ready copies make room
-    /// first.
-    pub(crate) async fn check_room_for_copies(
+    /// Promises room for so many copies of these files, or refuses them before running guests notice. Ready copies make room first.
+    pub(crate) async fn promise_copies(
         &self,
         parts: &[PathBuf],
         count: u64,
-    ) -> Result<(), ApiError> {
-        let (parts, dir) = (parts.to_vec(), self.ground.settings.sandboxes_dir());
-        let needed = tokio::task::spawn_blocking(move || {
-            // What is not there (a memory, where it is off) takes nothing.
-            let bytes = parts.iter().map(|part| bytes_to_copy(part, &dir).unwrap_or(0));
-            bytes.sum::<u64>().saturating_mul(count)
-        });
-        // The task panics or is cancelled only when the daemon goes down.
-        let needed =
-            needed.await.unwrap_or_else(|gone| std::panic::resume_unwind(gone.into_panic()));
+    ) -> Result<Promise, ApiError> {
+        let needed = bytes_of_copies(&self.ground, parts.to_vec(), count).await;
         let wanted = needed.saturating_add(FREE_BYTES_MIN);
         pool::make_room_on_disk(&self.ground, &self.pool, wanted).await;
-        let free = free_bytes(&self.ground.settings.sandboxes_dir());
-        let free = free.map_err(|error| internal("free space is not known", &error))?;
-        if free >= wanted {
-            return Ok(());
-        }
-        let copies = if count == 1 { "a copy".to_owned() } else { format!("{count} copies") };
-        let text = format!(
-            "the host's disk has no room for {copies}: {} MiB are free, {} are needed, {} of them to spare",
-            free >> 20,
-            wanted >> 20,
-            FREE_BYTES_MIN >> 20
-        );
-        Err(no_space(text))
+        let promised = self.ground.room.promise(needed, FREE_BYTES_MIN);
+        promised.map_err(|error| no_room(&for_copies(count), &error))
     }
+
+    /// Room for copies of these files, one for each of these forks, in place of what was promised before.
+    async fn renew_for_copies(
+        &self,
+        room: &mut Promise,
+        parts: Vec<PathBuf>,
+        left: &[Founded],
+    ) -> Result<(), ApiError> {
+        let count = left.len() as u64;
+        let needed = bytes_of_copies(&self.ground, parts, count).await;
+        let renewed = room.renew(needed, FREE_BYTES_MIN);
+        renewed.map_err(|error| no_room(&for_copies(count), &error))?;
+        for one in left {
+            room.is_for(one.body.files.dir());
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that so many copies of these files take.
+async fn bytes_of_copies(ground: &Ground, parts: Vec<PathBuf>, count: u64) -> u64 {
+    let dir = ground.settings.sandboxes_dir();
+    crate::promises::bytes_to_copy_all(parts, dir).await.saturating_mul(count)
+}
+
+fn for_copies(count: u64) -> String {
+    if count == 1 { "a copy".to_owned() } else { format!("{count} copies") }
 }
 
 fn unpublished(error: &(dyn std::error::Error + 'static)) -> ApiError {

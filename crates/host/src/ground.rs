@@ -13,6 +13,7 @@ use crate::checkpoints::{self, Store};
 use crate::drives::Drives;
 use crate::images::{self, Image, ImageError};
 use crate::network::Subnet;
+use crate::promises::Promises;
 use crate::sandbox::work::chain;
 use crate::services::Services;
 use crate::settings::Settings;
@@ -39,6 +40,8 @@ pub(crate) struct Ground {
     pub(crate) drives: Arc<Drives>,
     /// Files that many share.
     pub(crate) volumes: Arc<Volumes>,
+    /// Room on the disk that is promised to copies.
+    pub(crate) room: Promises,
     /// Room in memory.
     pub(crate) budget: Budget,
     /// Turns for bringing machines back from disk.

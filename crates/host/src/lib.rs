@@ -43,6 +43,7 @@ pub mod network;
 pub mod passage;
 mod phases;
 mod pool;
+mod promises;
 mod record;
 mod recovery;
 mod sandbox;

@@ -25,7 +25,7 @@ use vmm::Machine;
 
 use crate::clock::Moment;
 use crate::daemon::Daemon;
-use crate::ground::{DiskRoom, FREE_BYTES_FOR_SPARE, FREE_BYTES_MIN, Ground, free_bytes};
+use crate::ground::{DiskRoom, FREE_BYTES_FOR_SPARE, FREE_BYTES_MIN, Ground};
 use crate::guest::{Continuity, QuiesceOptions, WakeParams};
 use crate::images::DEFAULT_NAME;
 use crate::manifest::{Manifest, State};
@@ -361,10 +361,19 @@ async fn admit(ground: &Arc<Ground>, pool: &Arc<Pool>, kind: Kind, claimed: Clai
     }
 }
 
-/// Gives clones up, one after the other, until so many bytes are free on the disk.
+/// Gives clones up, one after the other, until so many bytes are free on the disk and promised to nobody.
 pub(crate) async fn make_room_on_disk(ground: &Ground, pool: &Pool, bytes: u64) {
-    while free_bytes(&ground.settings.sandboxes_dir()).is_ok_and(|free| free < bytes) {
-        let Some(clone) = pool.spare() else { return };
+    let mut waited = false;
+    while ground.room.free().is_ok_and(|free| free < bytes) {
+        let Some(clone) = pool.spare() else {
+            if waited {
+                return;
+            }
+            // One that is being made was promised room, and gives way as soon as it is whole.
+            drop(pool.making.lock().await);
+            waited = true;
+            continue;
+        };
         let wanted = bytes >> 20;
         tracing::info!(clone = %clone.claimed.id, "a ready clone is given up: less than {wanted} MiB are free on the disk");
         dissolve(clone).await;
@@ -380,7 +389,7 @@ enum Made {
 
 /// Makes one.
 async fn make(ground: &Ground, kind: &Kind) -> Result<Made, String> {
-    let free = free_bytes(&ground.settings.sandboxes_dir()).map_err(|error| error.to_string())?;
+    let free = ground.room.free().map_err(|error| error.to_string())?;
     if free < FREE_BYTES_FOR_SPARE || *ground.disk_low.borrow() {
         let least = FREE_BYTES_FOR_SPARE >> 20;
         return Ok(Made::NoRoom(format!("less than {least} MiB are free on the disk")));
@@ -424,8 +433,13 @@ async fn ready(
     let template =
         ground.templates.get(ground, &image, kind.cpus, kind.memory_mib, kind.drives).await;
     let template = template.map_err(|error| chain(&error))?;
+    let dir = ground.settings.sandboxes_dir();
+    let bytes = crate::promises::bytes_to_copy_all(template.files.saved_parts(), dir).await;
+    let room = ground.room.promise(bytes, FREE_BYTES_MIN).map_err(|error| chain(&error))?;
+    room.is_for(body.files.dir());
     let copied = crate::sandbox::work::copy_parts(&template.files, &body.files, Vec::new()).await;
     copied.map_err(|error| chain(&error))?;
+    drop(room);
     let tap = body.ensure_port(ground).map_err(|error| error.to_string())?.tap_fd();
     let slot = body.slot.number();
     let shape = Shape { cpus: kind.cpus, memory_mib: kind.memory_mib, drives: None };

@@ -191,6 +191,12 @@ impl Files {
         self.dir.join("disk.qcow2")
     }
 
+    /// Memory, devices and disk: what one without drives goes on from.
+    #[must_use]
+    pub fn saved_parts(&self) -> Vec<PathBuf> {
+        vec![self.memory(), self.state(), self.disk()]
+    }
+
     /// Its own copy of the drive in this place, counted from 0.
     pub fn drive(&self, place: usize) -> PathBuf {
         self.dir.join(format!("drive-{place}"))

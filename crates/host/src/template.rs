@@ -24,6 +24,7 @@ use crate::guest::{
 };
 use crate::images::Image;
 use crate::manifest::hex;
+use crate::pool::Kind;
 use crate::sandbox::body::{Shape, machine_spec, make_folder};
 use crate::settings::Files;
 use crate::tap::Port;
@@ -130,6 +131,13 @@ pub struct Templates {
 }
 
 impl Templates {
+    /// The template for sandboxes of this kind, if there is one already.
+    pub(crate) fn find(ground: &Ground, image: &Image, kind: &Kind) -> Option<Template> {
+        let machine = ground.fingerprint(kind.cpus, kind.memory_mib, kind.drives);
+        // What cannot be read whoever needs it is told.
+        open(&ground.settings.templates_dir().join(name(image, &machine)), &machine).ok()?
+    }
+
     /// The template for an image and a size, with places for drives or without; made now when there is none.
     pub(crate) async fn get(
         &self,

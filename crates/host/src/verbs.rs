@@ -41,18 +41,22 @@ use crate::exec::guest_error;
 use crate::exec_names::ExecNames;
 use crate::execs_kept;
 use crate::forks::parts_of;
+use crate::ground::FREE_BYTES_MIN;
 use crate::guest::{
     EntryKind, ExecId, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec,
 };
+use crate::images::Image;
 use crate::loopback::Loopback;
 use crate::manifest::{Manifest, Policy, State};
 use crate::pool::{self, Kind};
+use crate::promises::NoRoom;
 use crate::record::Record;
 use crate::sandbox::body::{Body, make_folder};
 use crate::sandbox::work::chain;
 use crate::sandbox::{Beginning, CallGuard, Handle, Ready, start};
 use crate::settings::Files;
 use crate::snapshots::SnapshotError;
+use crate::template::Templates;
 use crate::timeline::{self, Timeline};
 use crate::usage::Used;
 
@@ -166,7 +170,11 @@ impl Host for Daemon {
             memory_mib: new.memory_mib,
             drives: !drives.is_empty(),
         };
-        let (body, record) = match self.pool.claim(&new.id, &kind).await {
+        let claimed = self.pool.claim(&new.id, &kind).await;
+        if claimed.is_none() {
+            self.make_room_for_template(&image, &kind).await;
+        }
+        let (body, record) = match claimed {
             Some(claimed) => pool::found(claimed, manifest)
                 .await
                 .map_err(|error| internal("its ready copy could not be claimed", &error))?,
@@ -193,8 +201,9 @@ impl Host for Daemon {
 
     async fn snapshot_take(&self, id: &SandboxId, name: &str) -> Result<Snapshot, ApiError> {
         let handle = self.handle(id)?;
-        self.check_room_for_copies(&parts_of(&self.ground, &handle), 1).await?;
+        let room = self.promise_copies(&parts_of(&self.ground, &handle), 1).await?;
         let draft = self.snapshots.draft(id, name).map_err(|error| snapshot_error(&error))?;
+        room.is_for(draft.dir());
         let taken = async {
             handle.capture(draft.clone()).await?;
             let of = handle.manifest();
@@ -207,6 +216,7 @@ impl Host for Daemon {
         if taken.is_err() {
             discard(&draft);
         }
+        drop(room);
         taken
     }
 
@@ -699,6 +709,17 @@ impl Daemon {
         Ok((body, record))
     }
 
+    /// Has ready copies of other kinds make room for a copy of this one's template, if that is there already. Whether there is
+    /// room then the sandbox's first start finds out.
+    async fn make_room_for_template(&self, image: &Image, kind: &Kind) {
+        let ground = &self.ground;
+        let Some(template) = Templates::find(ground, image, kind) else { return };
+        let parts = template.files.saved_parts();
+        let needed =
+            crate::promises::bytes_to_copy_all(parts, ground.settings.sandboxes_dir()).await;
+        pool::make_room_on_disk(ground, &self.pool, needed.saturating_add(FREE_BYTES_MIN)).await;
+    }
+
     /// Makes a sandbox with the memory, disk and processes of a snapshot.
     async fn create_from_snapshot(&self, new: NewSandbox, name: &str) -> Result<Sandbox, ApiError> {
         let (note, parts) = self.snapshots.get(name).map_err(|error| match error {
@@ -743,10 +764,11 @@ impl Daemon {
         };
         let images = note.of.copied_places().into_iter().map(|place| parts.drive(place));
         let copied = [parts.memory(), parts.state(), parts.disk()].into_iter().chain(images);
-        self.check_room_for_copies(&copied.collect::<Vec<_>>(), 1).await?;
+        let room = self.promise_copies(&copied.collect::<Vec<_>>(), 1).await?;
         let claim = self.claim_volumes(&new.id, &note.of.drives)?;
         let (body, record) = self.found(&new.id, manifest).await?;
         let files = body.files.clone();
+        room.is_for(files.dir());
         let copied = async {
             let drives = note.of.copied_places().into_iter();
             let drives = drives.map(|place| (place, parts.drive(place))).collect();
@@ -767,6 +789,7 @@ impl Daemon {
             }
             return Err(internal("the snapshot could not be copied", &error));
         }
+        drop(room);
         let text = format!("was made from the snapshot {name} of {}", note.of.name);
         let handle = self.begin(body, record, "created", &text)?;
         claim.keep();
@@ -986,6 +1009,16 @@ pub(crate) fn no_space(text: impl Into<String>) -> ApiError {
     let mut error = ApiError::new(Code::NoSpace, text);
     error.retryable = true;
     error.hint("make room on the host: `dormouse doctor` tells how much is free")
+}
+
+/// What this is for would leave too little beside what is promised to others.
+pub(crate) fn no_room(what: &str, error: &NoRoom) -> ApiError {
+    match error {
+        NoRoom::Unknown(source) => internal("free space is not known", source),
+        NoRoom::Short { .. } => {
+            no_space(format!("the host's disk has no room for {what}: {error}"))
+        }
+    }
 }
 
 /// A fault of ours: the client learns that it is one, the log what it is.

@@ -28,9 +28,10 @@ use tokio::process::Command;
 use tokio_util::io::SyncIoBridge;
 
 use crate::clock::Moment;
-use crate::ground::{FREE_BYTES_MIN, free_bytes};
+use crate::ground::FREE_BYTES_MIN;
 use crate::images::{ImageError, commands};
 use crate::manifest::{DriveKind, DriveUse};
+use crate::promises::{NoRoom, Promise, Promises};
 
 /// The format this build writes and reads.
 const FORMAT: u32 = 1;
@@ -72,6 +73,7 @@ pub(crate) struct Note {
 #[derive(Debug)]
 pub(crate) struct Volumes {
     dir: PathBuf,
+    room: Promises,
     held: Mutex<Held>,
 }
 
@@ -135,7 +137,7 @@ impl Drop for VolumeClaim {
 
 impl Volumes {
     /// Over a folder, which is made when the first is. Removes what an earlier daemon left half made.
-    pub(crate) fn open(dir: PathBuf) -> io::Result<Self> {
+    pub(crate) fn open(dir: PathBuf, room: Promises) -> io::Result<Self> {
         let entries = match std::fs::read_dir(&dir) {
             Ok(entries) => Some(entries),
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -147,7 +149,7 @@ impl Volumes {
                 std::fs::remove_dir_all(entry.path())?;
             }
         }
-        Ok(Self { dir, held: Mutex::default() })
+        Ok(Self { dir, room, held: Mutex::default() })
     }
 
     /// The disk of a volume.
@@ -186,11 +188,11 @@ impl Volumes {
         archive: Box<dyn AsyncRead + Send + Unpin>,
     ) -> Result<Note, VolumeError> {
         let tree = draft.join("tree");
-        let into = tree.clone();
+        let (into, room) = (tree.clone(), self.room.clone());
         let archive = SyncIoBridge::new(archive);
         let unpacked = tokio::task::spawn_blocking(move || {
             let mut archive = archive;
-            let unpacked = unpack(&mut archive, &into);
+            let unpacked = unpack(&mut archive, &into, &room);
             // Also behind its end: padding, which some write more of than others.
             let _ = io::copy(&mut Read::take(archive, REST_BYTES_MAX), &mut io::sink());
             unpacked
@@ -198,6 +200,7 @@ impl Volumes {
         let unpacked = unpacked.await;
         let contents = unpacked
             .map_err(|error| VolumeError::File("unpack the volume", io::Error::other(error)))??;
+        let room = promise(&self.room, contents.disk_bytes())?;
         let disk = draft.join("disk");
         let mut command = Command::new(commands::program("mke2fs", "e2fsprogs")?);
         // Nobody writes it, so it needs no journal and none of the room that root keeps.
@@ -207,10 +210,11 @@ impl Volumes {
         command.arg(format!("{}k", contents.disk_bytes() / 1024));
         let doing = "make the volume's file system (mke2fs)";
         let filled = commands::run(command, doing, FILL_LIMIT, &mut |_| {}).await;
-        if filled.is_err() && has_no_room(&self.dir, 0) {
+        if filled.is_err() && matches!(self.room.check(FREE_BYTES_MIN), Err(NoRoom::Short { .. })) {
             return Err(VolumeError::NoSpace);
         }
         filled?;
+        drop(room);
         let sealed = tokio::task::spawn_blocking(move || {
             std::fs::remove_dir_all(&tree)
                 .map_err(|error| VolumeError::File("remove the unpacked files", error))?;
@@ -412,7 +416,7 @@ impl Contents {
 }
 
 /// Unpacks a tar stream into a new folder. Blocking.
-fn unpack(archive: impl Read, into: &Path) -> Result<Contents, VolumeError> {
+fn unpack(archive: impl Read, into: &Path, room: &Promises) -> Result<Contents, VolumeError> {
     let local = |error: io::Error| VolumeError::File("unpack the volume", error);
     std::fs::create_dir(into).map_err(local)?;
     std::fs::set_permissions(into, Permissions::from_mode(0o755)).map_err(local)?;
@@ -444,10 +448,8 @@ fn unpack(archive: impl Read, into: &Path) -> Result<Contents, VolumeError> {
         if contents.entries > ENTRIES_MAX {
             return Err(VolumeError::Archive(format!("more than {ENTRIES_MAX} entries")));
         }
-        let size = entry.size();
-        if has_no_room(into, size) {
-            return Err(VolumeError::NoSpace);
-        }
+        // Of what follows nothing is known yet.
+        let _room = promise(room, entry.size())?;
         match entry.unpack_in(into) {
             Ok(true) => {}
             Ok(false) => {
@@ -484,10 +486,12 @@ fn cause_of(error: &io::Error) -> String {
     cause.to_string()
 }
 
-/// Whether so many bytes more would take what running guests need.
-fn has_no_room(dir: &Path, bytes: u64) -> bool {
-    // What is not known is found out by writing.
-    free_bytes(dir).is_ok_and(|free| free < bytes.saturating_add(FREE_BYTES_MIN))
+/// Room for so many bytes beside what running guests need.
+fn promise(room: &Promises, bytes: u64) -> Result<Promise, VolumeError> {
+    room.promise(bytes, FREE_BYTES_MIN).map_err(|error| match error {
+        NoRoom::Short { .. } => VolumeError::NoSpace,
+        NoRoom::Unknown(error) => VolumeError::File("look how much room there is", error),
+    })
 }
 
 #[cfg(test)]
@@ -532,7 +536,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let dir = folder.path().join("volumes");
         std::fs::create_dir_all(dir.join(".making-x")).expect("as a crash leaves it");
-        let volumes = Arc::new(Volumes::open(dir.clone()).expect("opened"));
+        let volumes =
+            Arc::new(Volumes::open(dir.clone(), Promises::new(dir.clone())).expect("opened"));
         assert!(!dir.join(".making-x").exists());
         let tar = archive(&[
             ("a", EntryType::Regular, "hello"),
@@ -568,7 +573,7 @@ mod tests {
     async fn what_leaves_the_volume_or_is_no_file_is_refused_and_leaves_nothing() {
         let folder = tempfile::tempdir().expect("folder");
         let dir = folder.path().join("volumes");
-        let volumes = Volumes::open(dir.clone()).expect("opened");
+        let volumes = Volumes::open(dir.clone(), Promises::new(dir.clone())).expect("opened");
         let outside = folder.path().join("outside");
         std::fs::create_dir(&outside).expect("made");
         let to = outside.to_string_lossy().into_owned();

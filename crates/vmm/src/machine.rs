@@ -260,6 +260,12 @@ impl Machine {
         Ok(qmp)
     }
 
+    /// Whether its process is known to have ended.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.not_ended().is_err()
+    }
+
     fn not_ended(&self) -> Result<(), OrderError> {
         self.watched.exit().exited_yet().map_or(Ok(()), |exit| Err(OrderError::Ended(exit)))
     }

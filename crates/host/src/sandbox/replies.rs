@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use super::{Ready, story};
 use crate::drive_trouble;
 use crate::exec::stands_still_error;
+use crate::verbs::no_space;
 
 /// Callers of one sandbox that wait until it is awake, at most. More are refused: a crowd this large is a mistake or an
 /// attack, and each waits with a connection open.
@@ -141,9 +142,33 @@ pub(super) fn refusal_error(refusal: Refusal, failure: Option<&str>) -> ApiError
         Refusal::TooManyCaptures => ApiError::new(Code::NoCapacity, refusal.to_string()),
         Refusal::Restarted => ApiError::new(Code::CommandLost, refusal.to_string()),
         Refusal::CaptureFailed { code: FailureCode::DiskFull } => {
-            ApiError::new(Code::NoSpace, "the host's disk has no room for a copy")
+            no_space("the host's disk has no room for a copy")
         }
-        Refusal::CaptureFailed { .. } => ApiError::new(Code::Internal, refusal.to_string()),
+        Refusal::CaptureFailed { code } => capture_error(code, refusal),
+    }
+}
+
+/// There is no copy of it. What it was, only its next start or its events tell.
+fn capture_error(code: FailureCode, refusal: Refusal) -> ApiError {
+    let ended = "its machine ended before it was copied";
+    let again = |code: Code, text: &str| {
+        ApiError { retryable: true, ..ApiError::new(code, text) }
+            .hint("nothing was kept of the copy; ask again")
+    };
+    match code {
+        FailureCode::MachineLost => again(Code::SandboxFailed, ended)
+            .hint("ask again: it boots from its disk; its events say how the machine ended"),
+        FailureCode::AgentSilent => again(Code::SandboxFailed, "its guest agent does not answer"),
+        FailureCode::NoCapacity => again(Code::NoCapacity, "the host lacks room for a copy"),
+        FailureCode::SleepFailed => {
+            again(Code::SleepFailed, "it could not be moved to disk for a copy")
+        }
+        // Trying again is of no use before somebody has looked.
+        FailureCode::StateDamaged => {
+            ApiError::new(Code::SandboxFailed, "files of it are missing, so it cannot be copied")
+                .hint("restart it (it boots from its disk), or delete it")
+        }
+        _ => ApiError::new(Code::Internal, refusal.to_string()),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 use super::{Task, now};
 use crate::budget::{NoRoom, Seat};
 use crate::clock::{boot_to_unix_ms, rfc3339};
-use crate::ground::{FREE_BYTES_TO_WAKE, free_bytes};
+use crate::ground::FREE_BYTES_TO_WAKE;
 use crate::sandbox::Message;
 use crate::sandbox::replies::Goal;
 use crate::sandbox::work::chain;
@@ -59,7 +59,7 @@ impl Task {
 
     /// A disk on which it could not be booted: known before its machine is ended for it.
     fn check_disk(&self) -> Result<(), ApiError> {
-        let free = free_bytes(&self.ground.settings.sandboxes_dir());
+        let free = self.ground.room.free();
         // What is not known is found out by the boot itself.
         if *self.disk_low.borrow() || free.is_ok_and(|free| free < FREE_BYTES_TO_WAKE) {
             let text = "it cannot be restarted now: the host's disk is nearly full";

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use lifecycle::{CaptureOf, FailureCode, Left, Report};
+use vmm::Machine;
 
 use super::settle::lost;
 use super::{CaptureTo, Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
-use crate::guest::{QuiesceOptions, WakeParams};
+use crate::guest::{LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
+use crate::promises::Promise;
 use crate::settings::Files;
 
 impl Worker {
@@ -34,7 +36,22 @@ impl Worker {
                 self.checkpoint_asleep(&to, &taken).await
             }
         };
-        copied.map(|()| Report::Captured)
+        copied.map(|()| Report::Captured).map_err(|failed| self.why_not_captured(failed))
+    }
+
+    /// Where it was the machine that ended, that is what is told, and not what could not be done any more.
+    fn why_not_captured(&self, failed: Failed) -> Failed {
+        if failed.code != FailureCode::CaptureFailed || failed.left != Left::Awake {
+            return failed;
+        }
+        let code = if self.body.machine.as_ref().is_none_or(Machine::has_ended) {
+            FailureCode::MachineLost
+        } else if self.body.link.state() == LinkState::Detached {
+            FailureCode::AgentSilent
+        } else {
+            return failed;
+        };
+        Failed { code, ..failed }
     }
 
     async fn capture_asleep(&mut self, to: &Files) -> Result<(), Failed> {
@@ -43,7 +60,12 @@ impl Worker {
             return Err(lost("there is no saved memory"));
         };
         let copied = copy_parts(&self.body.files, to, self.drive_images()).await;
-        copied.map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
+        copied.map_err(|error| {
+            let is_gone = error.source.kind() == std::io::ErrorKind::NotFound;
+            let missing = is_gone && self.body.files.saved_parts().contains(&error.path);
+            let code = if missing { FailureCode::StateDamaged } else { FailureCode::CaptureFailed };
+            failed(code, Left::Asleep, &error)
+        })?;
         note_capture(to, &saved)
             .map_err(|error| failed(FailureCode::CaptureFailed, Left::Asleep, &error))?;
         self.phases.mark("copy");
@@ -111,14 +133,20 @@ pub(crate) async fn copy_parts(
 /// A memory whose content is still being copied.
 pub(super) type MemoryToCome = tokio::task::JoinHandle<Result<(), vmm::files::FileError>>;
 
-/// As [`copy_parts`], without drives, but answers when all is there save the memory's content, which takes longest.
+/// As [`copy_parts`], without drives, but answers when all is there save the memory's content, which takes longest. Its room is
+/// promised until that is there too.
 pub(super) async fn begin_copy_parts(
     from: &Files,
     to: &Files,
+    room: Promise,
 ) -> Result<MemoryToCome, vmm::files::FileError> {
     copy(vec![(from.state(), to.state()), (from.disk(), to.disk())]).await?;
     let memory = vmm::files::Copying::begin(&from.memory(), &to.memory())?;
-    Ok(tokio::task::spawn_blocking(move || memory.finish().map(drop)))
+    Ok(tokio::task::spawn_blocking(move || {
+        let copied = memory.finish().map(drop);
+        drop(room);
+        copied
+    }))
 }
 
 async fn copy_memory_and_disks(

@@ -12,9 +12,9 @@ use super::settle::{lost, sync};
 use super::{Failed, QUIESCE_LIMIT, WAKE_LIMIT, Worker, chain, failed};
 use crate::checkpoints::{STATE, Taken};
 use crate::clock::Moment;
-use crate::ground::FREE_BYTES_MIN;
 use crate::guest::{QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
+use crate::promises::Promise;
 use crate::settings::Files;
 
 /// Threads that compare memory while the guest stands: more do not read faster than memory gives.
@@ -30,8 +30,9 @@ impl Worker {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CaptureFailed, Left::Awake, error)
         };
-        self.make_shadow(shadow, Left::Awake)?;
+        let room = self.make_shadow(shadow, Left::Awake)?;
         let early = self.compare_parts(shadow).await.map_err(|error| fail(&error))?;
+        drop(room);
         self.phases.mark("compare");
         // QEMU flushes its disk while the guest stands: what lies before it in the file system's queue goes out now.
         let mut queued = vec![shadow.memory(), shadow.disk(), self.body.files.disk()];
@@ -79,10 +80,11 @@ impl Worker {
         else {
             return Err(lost("there is no saved memory"));
         };
-        self.make_shadow(shadow, Left::Asleep)?;
+        let room = self.make_shadow(shadow, Left::Asleep)?;
         let mut differed = self.compare_parts(shadow).await.map_err(|error| fail(&error))?;
         let state = compare(self.body.files.state(), shadow.state(), 1).await;
         differed[STATE] = state.map_err(|error| fail(&error))?;
+        drop(room);
         self.phases.mark("compare");
         self.leave(taken, saved, differed, 0);
         Ok(())
@@ -130,21 +132,22 @@ impl Worker {
     }
 
     /// The folder of the copy, and room for what the first one writes.
-    fn make_shadow(&self, shadow: &Files, left: Left) -> Result<(), Failed> {
+    fn make_shadow(&self, shadow: &Files, left: Left) -> Result<Option<Promise>, Failed> {
         let fail = |error: &(dyn std::error::Error + 'static)| {
             failed(FailureCode::CaptureFailed, left, error)
         };
-        if !shadow.memory().exists() {
+        let is_first = !shadow.memory().exists();
+        let room = if is_first {
             let files = &self.body.files;
             let drives = self.drive_images().into_iter().map(|(_, image)| image);
-            let bytes: u64 = [files.memory(), files.disk()]
-                .into_iter()
-                .chain(drives)
-                .map(|path| vmm::files::allocated_bytes(&path).unwrap_or(0))
-                .sum();
-            self.check_room(FREE_BYTES_MIN + bytes, left)?;
-        }
-        std::fs::create_dir_all(shadow.dir()).map_err(|error| fail(&error))
+            let parts = [files.memory(), files.disk()].into_iter().chain(drives);
+            let bytes = parts.map(|path| vmm::files::allocated_bytes(&path).unwrap_or(0)).sum();
+            Some(self.promise(bytes, left)?)
+        } else {
+            None
+        };
+        std::fs::create_dir_all(shadow.dir()).map_err(|error| fail(&error))?;
+        Ok(room)
     }
 
     /// As [`PARTS`](crate::checkpoints), and its drives; without the device state.

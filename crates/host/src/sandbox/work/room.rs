@@ -1,14 +1,16 @@
 //! What has to be there before a machine is begun: room in memory and on the disk, its drives, a turn.
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::time::Instant;
 
 use lifecycle::{FailureCode, Left};
 
 use super::{Failed, Worker, chain, failed};
 use crate::drive_trouble;
-use crate::ground::free_bytes;
+use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_SLEEP, free_bytes};
 use crate::manifest::Manifest;
+use crate::promises::{NoRoom, Promise, bytes_to_copy_all};
 use crate::sandbox::body::drive_image;
 use crate::turns::Turn;
 
@@ -59,15 +61,46 @@ impl Worker {
         Err(Failed { code: FailureCode::NoCapacity, left, error })
     }
 
-    /// Refuses when the disk has less than this left: a guest that finds no room for a page of its memory dies of it.
+    /// Refuses when the disk has less than this left beside what is promised to copies: a guest that finds no room for a page of
+    /// its memory dies of it.
     pub(super) fn check_room(&self, bytes: u64, left: Left) -> Result<(), Failed> {
-        let dir = self.ground.settings.sandboxes_dir();
-        let free =
-            free_bytes(&dir).map_err(|error| failed(FailureCode::NoCapacity, left, &error))?;
-        if free < bytes {
-            let error = format!("{} MiB are free on the disk, {} needed", free >> 20, bytes >> 20);
-            return Err(Failed { code: FailureCode::DiskFull, left, error });
+        self.ground.room.check(bytes).map_err(|error| no_room(&error, left))
+    }
+
+    /// The same for one that is to sleep: what it writes is little, and asleep it needs no more. What is promised is left out.
+    pub(super) fn check_room_to_sleep(&self) -> Result<(), Failed> {
+        let free = free_bytes(&self.ground.settings.sandboxes_dir());
+        let free = free.map_err(|error| no_room(&error.into(), Left::Awake))?;
+        if free < FREE_BYTES_TO_SLEEP {
+            let least_left = FREE_BYTES_TO_SLEEP;
+            let error = NoRoom::Short { free, promised: 0, bytes: 0, least_left };
+            return Err(no_room(&error, Left::Awake));
         }
         Ok(())
     }
+
+    /// Room for copies of these files, until the promise is dropped.
+    pub(super) async fn promise_copies(
+        &self,
+        parts: Vec<PathBuf>,
+        left: Left,
+    ) -> Result<Promise, Failed> {
+        let dir = self.ground.settings.sandboxes_dir();
+        let bytes = bytes_to_copy_all(parts, dir).await;
+        self.promise(bytes, left)
+    }
+
+    /// Room for so many bytes, until the promise is dropped.
+    pub(super) fn promise(&self, bytes: u64, left: Left) -> Result<Promise, Failed> {
+        let promised = self.ground.room.promise(bytes, FREE_BYTES_MIN);
+        promised.map_err(|error| no_room(&error, left))
+    }
+}
+
+fn no_room(error: &NoRoom, left: Left) -> Failed {
+    let code = match error {
+        NoRoom::Short { .. } => FailureCode::DiskFull,
+        NoRoom::Unknown(_) => FailureCode::NoCapacity,
+    };
+    failed(code, left, error)
 }

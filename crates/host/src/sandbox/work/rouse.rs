@@ -58,7 +58,10 @@ impl Worker {
             let template = templates.get(&self.ground, &image, cpus, memory_mib, drives).await;
             let template = template.map_err(|error| fail(&error))?;
             self.phases.mark("template");
-            let copied = super::capture::begin_copy_parts(&template.files, &self.body.files).await;
+            let room = self.promise_copies(template.files.saved_parts(), Left::Lost).await?;
+            room.is_for(self.body.files.dir());
+            let copied =
+                super::capture::begin_copy_parts(&template.files, &self.body.files, room).await;
             let memory = copied.map_err(|error| fail(&error))?;
             fault::point("create_copied");
             let about = template.about.clone();

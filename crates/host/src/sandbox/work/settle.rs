@@ -13,7 +13,6 @@ use super::{Failed, QUIESCE_LIMIT, SAMPLE_LIMIT, Unanswered, WAKE_LIMIT, Worker,
 
 use crate::clock::Moment;
 use crate::fault;
-use crate::ground::FREE_BYTES_TO_SLEEP;
 use crate::guest::{Continuity, LinkState, QuiesceOptions, WakeParams};
 use crate::manifest::{Saved, State};
 use crate::network::asleep::AtRest;
@@ -32,7 +31,7 @@ impl Worker {
         }
         let on_disk = tier != Tier::Memory;
         // A guest that is told to write what the disk has no room for stands still until there is some. So it is not told.
-        let room = self.check_room(FREE_BYTES_TO_SLEEP, Left::Awake);
+        let room = self.check_room_to_sleep();
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
