@@ -102,8 +102,7 @@ fn go_before_guests() {
     let mut set = rustix::process::setpriority_process(None, DAEMON_NICE).map_err(io::Error::from);
     // Where the kernel shares processors out to sessions first (`sched_autogroup_enabled`), that counts within a session alone. As a
     // service it has one of its own; that of somebody's shell is not changed.
-    let own = rustix::process::getsid(None) == Ok(rustix::process::getpid());
-    if set.is_ok() && own {
+    if set.is_ok() && leads_its_session() {
         set = match std::fs::write("/proc/self/autogroup", DAEMON_NICE.to_string()) {
             // A kernel without.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -114,6 +113,14 @@ fn go_before_guests() {
     if let Err(error) = set {
         eprintln!("dormouse: does not go before its guests on a busy machine: {error}");
     }
+}
+
+/// Asks `/proc`, by proc(5)'s field 6: `getsid` answers 0 in a container whose session was begun outside of it, which is no id.
+fn leads_its_session() -> bool {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    // The name, in brackets, may hold anything: fields count from the last bracket, the third on.
+    let session = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_ascii_whitespace().nth(3));
+    session.and_then(|session| session.parse().ok()) == Some(std::process::id())
 }
 
 async fn dispatch(cli: Cli) -> Result<i32, Problem> {
