@@ -117,6 +117,9 @@ fn s17_a_damaged_state_fails_with_a_code_and_a_restart_cures_it() {
         lab.ok(&["sandboxes", "sleep", "web", "--tier", "disk"]);
         std::fs::write(&state, b"nothing of the kind").expect("damaged");
         assert_eq!(lab.run(&["exec", "web", "--", "true"]).status.code(), Some(125));
+        // By a daemon that has found it so.
+        lab.kill_daemon();
+        lab.start();
         lab.ok(&["sandboxes", "delete", "web"]);
         nothing_leaks(lab);
     });

@@ -239,8 +239,7 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         if let Some((name, _)) =
             text.strip_prefix(TWICE).and_then(|rest| rest.split_once("` at line "))
         {
-            return ApiError::invalid(name, format!("the body has the field `{name}` twice"))
-                .hint("give each field once");
+            return twice("the body", name);
         }
         ApiError::invalid("body", format!("the body is no JSON: {error}"))
             .hint("send a JSON object, such as `{}`")
@@ -374,6 +373,9 @@ fn explain(place: &str, path: &str, message: &str) -> ApiError {
             format!("{place} lacks the field `{parent}{name}`"),
         );
     }
+    if let Some(rest) = message.strip_prefix("duplicate field `") {
+        return twice(place, rest.trim_end_matches('`'));
+    }
     let field = if path == "." || path == "?" { "body" } else { path };
     let range = crate::validate::range_of(field);
     match (message.split_once(", expected "), range) {
@@ -387,6 +389,11 @@ fn explain(place: &str, path: &str, message: &str) -> ApiError {
             .hint(format!("expected {range}")),
         (None, None) => ApiError::invalid(field, format!("`{field}`: {message}")),
     }
+}
+
+fn twice(place: &str, name: &str) -> ApiError {
+    ApiError::invalid(name, format!("{place} has the field `{name}` twice"))
+        .hint("give each field once")
 }
 
 /// Rust's names of types, for people who send JSON.
@@ -434,7 +441,10 @@ mod tests {
 
     /// The error as text: field, sentence, hint.
     fn told<T: DeserializeOwned + std::fmt::Debug>(body: &str) -> String {
-        let error = parse::<T>(body.as_bytes()).expect_err("must be refused");
+        in_short(parse::<T>(body.as_bytes()).expect_err("must be refused"))
+    }
+
+    fn in_short(error: ApiError) -> String {
         assert_eq!(error.code, Code::InvalidRequest);
         format!(
             "{} | {} | {}",
@@ -478,6 +488,10 @@ mod tests {
         check(
             told::<CreateSandbox>(r#"{"cpus": 1, "cpus": 2}"#),
             "cpus | the body has the field `cpus` twice | give each field once",
+        );
+        check(
+            in_short(explain("the query", "?", "duplicate field `limit`")),
+            "limit | the query has the field `limit` twice | give each field once",
         );
         check(
             told::<CreateSandbox>(r#"{"env": {"A": 1}}"#),

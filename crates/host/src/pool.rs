@@ -35,6 +35,7 @@ use crate::sandbox::body::{
 };
 use crate::sandbox::work::{WAKE_LIMIT, chain};
 use crate::settings::Files;
+use crate::turns::Urgency;
 use crate::usage::Used;
 
 /// Kinds of clones that are kept: that of the default image and size, and those asked for last.
@@ -444,7 +445,7 @@ async fn ready(
     let slot = body.slot.number();
     let shape = Shape { cpus: kind.cpus, memory_mib: kind.memory_mib, drives: None };
     let spec = machine_spec(ground, id, &body.files, slot, shape, image.root(), tap);
-    let turn = ground.restores.stand_in_line(Instant::now()).turn().await;
+    let turn = ground.restores.stand_in_line(Urgency::Call, Instant::now()).turn().await;
     let about = &template.about;
     let slept = about.saved_at.elapsed();
     let state = body.files.state();

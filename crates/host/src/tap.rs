@@ -34,6 +34,19 @@ const HELD_MAX: usize = 512;
 /// How long after a failure a tap that was removed is tried to be made again.
 const REMAKE_EVERY: Duration = Duration::from_secs(5);
 
+/// Removes the device that an earlier daemon has left of a slot; none is fine.
+pub(crate) fn remove_left(subnet: Subnet, slot: u32) -> io::Result<()> {
+    match Tap::delete_named(&subnet.tap(slot)) {
+        Ok(true) => {
+            tracing::debug!(tap = subnet.tap(slot), "removed a tap that was left");
+            Ok(())
+        }
+        Ok(false) => Ok(()),
+        Err(error) if is_gone(&error.source) => Ok(()),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
 /// A tap with all that is done at it.
 #[derive(Debug)]
 pub(crate) struct Port {

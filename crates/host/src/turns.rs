@@ -2,7 +2,8 @@
 //!
 //! Each costs a processor for some tenths of a second. More of them at a time than there are processors help nobody, and the
 //! first that came would end last. What counts is when it was asked for and not when that came as far as here: on a machine that
-//! is busy waking others the one has little to do with the other. What nobody waits for is put off while turns are taken.
+//! is busy waking others the one has little to do with the other. What has a time at which it must be there goes first: a caller
+//! waits, a time goes by. What nobody waits for is put off while turns are taken.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,18 @@ use tokio::task::AbortHandle;
 /// processors nothing.
 const TURN_TIME_MAX: Duration = Duration::from_secs(3);
 
+/// For what a machine is brought back, the most urgent first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Urgency {
+    /// A timer of its own, at its time (S3).
+    Timer,
+    /// Somebody who waits for it.
+    Call,
+}
+
+/// How urgent it is, since when it waits, and a number for those of the same moment.
+type Key = (Urgency, Instant, u64);
+
 /// The turns of a host. Cheap to clone.
 #[derive(Clone, Debug)]
 pub(crate) struct Turns {
@@ -25,8 +38,8 @@ pub(crate) struct Turns {
 #[derive(Debug)]
 struct Line {
     free: usize,
-    /// Since when each waits, and a number for those of the same moment.
-    waiting: BTreeMap<(Instant, u64), oneshot::Sender<Taken>>,
+    /// The first goes next.
+    waiting: BTreeMap<Key, oneshot::Sender<Taken>>,
     numbers: u64,
 }
 
@@ -34,7 +47,7 @@ struct Line {
 #[derive(Debug)]
 pub(crate) struct Place {
     turns: Turns,
-    key: (Instant, u64),
+    key: Key,
     turn: oneshot::Receiver<Taken>,
 }
 
@@ -59,11 +72,11 @@ impl Turns {
     }
 
     /// Takes the place of something that was asked for at this moment.
-    pub(crate) fn stand_in_line(&self, since: Instant) -> Place {
+    pub(crate) fn stand_in_line(&self, urgency: Urgency, since: Instant) -> Place {
         let (give, turn) = oneshot::channel();
         let mut line = self.line();
         line.numbers += 1;
-        let key = (since, line.numbers);
+        let key = (urgency, since, line.numbers);
         line.waiting.insert(key, give);
         self.serve(line);
         Place { turns: self.clone(), key, turn }
@@ -100,6 +113,11 @@ impl Turns {
 }
 
 impl Place {
+    /// How urgent what waits is.
+    pub(crate) fn urgency(&self) -> Urgency {
+        self.key.0
+    }
+
     /// Waits until it is its turn.
     pub(crate) async fn turn(mut self) -> Turn {
         match (&mut self.turn).await {
@@ -143,12 +161,12 @@ mod tests {
     async fn a_turn_that_takes_too_long_holds_nobody_up() {
         let turns = Turns::at_once(1);
         let now = Instant::now();
-        let first = turns.stand_in_line(now).turn().await;
-        drop(turns.stand_in_line(now).turn().await);
+        let first = turns.stand_in_line(Urgency::Call, now).turn().await;
+        drop(turns.stand_in_line(Urgency::Call, now).turn().await);
         until_free(&turns).await;
         // It has been given back already, and is not twice.
         drop(first);
-        let _second = turns.stand_in_line(now).turn().await;
+        let _second = turns.stand_in_line(Urgency::Call, now).turn().await;
         assert!(turns.all_taken());
     }
 
@@ -157,11 +175,11 @@ mod tests {
         let turns = Turns::at_once(1);
         assert!(!turns.any_taken());
         let now = Instant::now();
-        let first = turns.stand_in_line(now).turn().await;
+        let first = turns.stand_in_line(Urgency::Call, now).turn().await;
         assert!(turns.any_taken() && turns.all_taken());
         // It came later, and was asked for earlier.
-        let mut third = turns.stand_in_line(now + Duration::from_millis(2));
-        let mut second = turns.stand_in_line(now + Duration::from_millis(1));
+        let mut third = turns.stand_in_line(Urgency::Call, now + Duration::from_millis(2));
+        let mut second = turns.stand_in_line(Urgency::Call, now + Duration::from_millis(1));
         assert!(second.turn.try_recv().is_err());
         drop(first);
         let turn = second.turn().await;
@@ -172,13 +190,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_timer_goes_before_those_who_have_waited_for_longer() {
+        let turns = Turns::at_once(1);
+        let now = Instant::now();
+        let first = turns.stand_in_line(Urgency::Call, now).turn().await;
+        let mut call = turns.stand_in_line(Urgency::Call, now);
+        let timer = turns.stand_in_line(Urgency::Timer, now + Duration::from_secs(1));
+        drop(first);
+        let turn = timer.turn().await;
+        assert!(call.turn.try_recv().is_err());
+        drop(turn);
+        drop(call.turn().await);
+        until_free(&turns).await;
+    }
+
+    #[tokio::test]
     async fn a_place_that_is_left_holds_nobody_up() {
         let turns = Turns::at_once(1);
         let now = Instant::now();
         // Its turn came before it was waited for.
-        let first = turns.stand_in_line(now);
-        let second = turns.stand_in_line(now);
-        let mut third = turns.stand_in_line(now);
+        let first = turns.stand_in_line(Urgency::Call, now);
+        let second = turns.stand_in_line(Urgency::Call, now);
+        let mut third = turns.stand_in_line(Urgency::Call, now);
         drop(second);
         assert!(third.turn.try_recv().is_err());
         drop(first);

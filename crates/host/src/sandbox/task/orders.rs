@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use lifecycle::{FailureCode, Heard, Order, Report, Tier, Work};
+use lifecycle::{Cause, FailureCode, Heard, Order, Report, Tier, Work};
 
 use super::{Task, now};
 use crate::sandbox::work::{Done, Signals, Worker, without_paths};
+use crate::turns::{Place, Urgency};
 
 impl Task {
     pub(super) fn take_order(&mut self, order: Order) {
@@ -71,7 +72,7 @@ impl Task {
             signals,
             messages: self.messages.clone(),
             next_life: self.life + 1,
-            place: from_disk.then(|| self.ground.restores.stand_in_line(self.asked_at())),
+            place: from_disk.then(|| self.stand_in_line()),
             woke_because: self.woke_because.clone(),
             capture_to,
             drives,
@@ -85,9 +86,14 @@ impl Task {
         });
     }
 
-    /// When it was asked for what is ordered now.
-    fn asked_at(&self) -> Instant {
-        self.waiters.iter().map(|waiter| waiter.began).min().unwrap_or_else(Instant::now)
+    /// A place in the line of those that are brought back from disk, by when it was asked for what is ordered now.
+    fn stand_in_line(&self) -> Place {
+        let since = self.waiters.iter().map(|waiter| waiter.began).min();
+        let urgency = match self.core.needed_by() {
+            Some(Cause::Timer { .. }) => Urgency::Timer,
+            _ => Urgency::Call,
+        };
+        self.ground.restores.stand_in_line(urgency, since.unwrap_or_else(Instant::now))
     }
 
     pub(super) async fn on_done(&mut self, done: Done) {

@@ -12,7 +12,7 @@ use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_SLEEP, free_bytes};
 use crate::manifest::Manifest;
 use crate::promises::{NoRoom, Promise, bytes_to_copy_all};
 use crate::sandbox::body::drive_image;
-use crate::turns::Turn;
+use crate::turns::{Place, Turn, Urgency};
 
 impl Worker {
     /// Whether the disks of its drives are there.
@@ -29,6 +29,7 @@ impl Worker {
     /// Waits for room in memory and then for a turn to be brought back from disk, each in order of arrival.
     pub(super) async fn take_turn(&mut self, memory_mib: u32) -> Result<Turn, Failed> {
         let mut place = self.place.take();
+        let urgency = place.as_ref().map_or(Urgency::Call, Place::urgency);
         if self.body.seat.is_none() {
             self.body.seat = self.ground.budget.seat_if_free(memory_mib);
         }
@@ -37,7 +38,8 @@ impl Worker {
             drop(place.take());
             self.take_seat(memory_mib, Left::Asleep).await?;
         }
-        let place = place.unwrap_or_else(|| self.ground.restores.stand_in_line(Instant::now()));
+        let place =
+            place.unwrap_or_else(|| self.ground.restores.stand_in_line(urgency, Instant::now()));
         let turn = self.unless_superseded(async { Ok::<_, Infallible>(place.turn().await) }).await;
         turn.map_err(|error| failed(FailureCode::WakeFailed, Left::Asleep, &error))
     }

@@ -354,11 +354,18 @@ impl Worker {
         }
         self.body.end_machine("the sandbox is deleted").await.map_err(|error| fail(&error))?;
         fault::point("deleting");
-        if let Some(mut port) = self.body.port.take()
-            && let Err(error) = port.remove()
-        {
-            self.body.port = Some(port);
-            return Err(fail(&error));
+        match self.body.port.take() {
+            Some(mut port) => {
+                if let Err(error) = port.remove() {
+                    self.body.port = Some(port);
+                    return Err(fail(&error));
+                }
+            }
+            // A daemon that found it failed or off has not taken up the tap that it had.
+            None => {
+                crate::tap::remove_left(self.ground.subnet, self.body.slot.number())
+                    .map_err(|error| fail(&error))?;
+            }
         }
         let address = self.ground.subnet.address(self.body.slot.number());
         if let Err(error) = self.ground.services.wire(&self.id, address, None).await {
