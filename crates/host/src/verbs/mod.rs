@@ -3,18 +3,19 @@
 //! A verb that needs the guest begins a call, which wakes the sandbox and holds it awake, does its work over the link or the
 //! network, and lets the call go with its answer, or with the end of the stream that it answers with.
 
+mod create;
+mod errors;
+mod files;
+mod reach;
+
 use std::io;
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::pin::Pin;
-use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use api::boxes::Wiring;
 use api::checkpoint::Checkpoint;
 use api::drive::{AttachDrive, AttachVolume, CreateDrive, Drive, Volume};
 use api::exec::{Exec, ExecRequest};
-use api::file::{FileInfo, FileKind};
+use api::file::FileInfo;
 use api::host::{
     Answer, Caller, Change, Connection, ConnectionRules, Duplex, Hold, HoldKind, Host, Known, Log,
     NewFork, NewSandbox, OutputEvent, OutputFrom, SleepFor,
@@ -27,46 +28,26 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use lifecycle::{Call, CallKind};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncSeekExt, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::io::AsyncRead;
 use tokio::sync::{broadcast, mpsc};
 use tokio_util::io::StreamReader;
 
-use crate::clock::{Moment, rfc3339};
-use crate::daemon::{Daemon, image_error};
-use crate::drive_trouble;
-use crate::drive_verbs::drive_uses;
+use crate::daemon::Daemon;
 use crate::exec;
 use crate::exec::guest_error;
 use crate::exec_names::ExecNames;
 use crate::execs_kept;
 use crate::forks::parts_of;
-use crate::ground::FREE_BYTES_MIN;
-use crate::guest::{
-    EntryKind, ExecId, FailureCode, GuestError, GuestLink, Stat, Upload, WriteSpec,
-};
-use crate::images::Image;
-use crate::loopback::Loopback;
-use crate::manifest::{Manifest, Policy, State};
-use crate::pool::{self, Kind};
-use crate::promises::NoRoom;
-use crate::record::Record;
-use crate::sandbox::body::{Body, make_folder};
-use crate::sandbox::work::chain;
-use crate::sandbox::{Beginning, CallGuard, Handle, Ready, start};
-use crate::settings::Files;
-use crate::snapshots::SnapshotError;
-use crate::template::Templates;
-use crate::timeline::{self, Timeline};
-use crate::usage::Used;
+use crate::guest::{ExecId, GuestLink, WriteSpec};
+use crate::manifest::Manifest;
+use crate::pool::Kind;
+use crate::sandbox::{CallGuard, Ready};
+use crate::timeline;
 
-/// How long a connection to a guest's port may take to be answered at all.
-const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-
-/// Pause before a refused port is tried for the second time, which doubles from then on.
-const PORT_RETRY_FIRST: Duration = Duration::from_millis(25);
-/// Longest pause between two tries: a guest that is busy enough as it is has other things to do than to refuse.
-const PORT_RETRY_PAUSE_MAX: Duration = Duration::from_millis(200);
+pub(crate) use self::create::{discard, unmade};
+use self::errors::snapshot_error;
+pub(crate) use self::errors::{internal, no_room, no_space};
+use self::files::{Held, file_info, stat, tail, upload};
 
 /// Entries of a folder that one list answers with.
 const LIST_MAX: usize = 100_000;
@@ -112,87 +93,7 @@ impl Host for Daemon {
     }
 
     async fn create(&self, new: NewSandbox) -> Result<Sandbox, ApiError> {
-        if let Ok(handle) = self.handle(&new.id) {
-            handle.started().await?;
-            return handle.view().await.map(|known| known.sandbox);
-        }
-        self.check_spending()?;
-        if let Some(wiring) = &new.wiring {
-            // The ready copy that was to become it is free again.
-            self.ground.services.check(wiring).inspect_err(|_| self.pool.release(&new.id))?;
-        }
-        if let Some(snapshot) = new.snapshot.clone() {
-            return self.create_from_snapshot(new, &snapshot).await;
-        }
-        let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
-        let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
-        policy.apply(&new.policy);
-        policy.boxed.clone_from(&new.boxed);
-        self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
-        let (drives, claim) = self.claim_all(&new.id, drive_uses(&new.drives), &new.volumes)?;
-        let digest = image.id().as_str().to_owned();
-        let size = (new.cpus, new.memory_mib);
-        let manifest = |slot| Manifest {
-            id: new.id.clone(),
-            name: new.name.clone(),
-            slot,
-            epoch: new.epoch,
-            link_key: new.link_key.clone(),
-            image: new.image.clone(),
-            image_digest: digest.clone(),
-            cpus: size.0,
-            memory_mib: size.1,
-            drives: drives.clone(),
-            env: new.env.clone(),
-            labels: new.labels.clone(),
-            policy: policy.clone(),
-            created_at: Moment::now(),
-            forked_from: None,
-            life: 0,
-            needs_identity: true,
-            machine: None,
-            woke_because: None,
-            last_end: None,
-            boots: 0,
-            moved_to: None,
-            used: Used::default(),
-            box_use: None,
-            note: None,
-            wiring: new.wiring.clone(),
-            ipv6: None,
-            network_at_rest: None,
-            state: State::Creating,
-            since: Moment::now(),
-        };
-        let kind = Kind {
-            image_digest: digest.clone(),
-            cpus: new.cpus,
-            memory_mib: new.memory_mib,
-            drives: !drives.is_empty(),
-        };
-        let claimed = self.pool.claim(&new.id, &kind).await;
-        if claimed.is_none() {
-            self.make_room_for_template(&image, &kind).await;
-        }
-        let (body, record) = match claimed {
-            Some(claimed) => pool::found(claimed, manifest)
-                .await
-                .map_err(|error| internal("its ready copy could not be claimed", &error))?,
-            None => self.found(&new.id, manifest).await?,
-        };
-        let address = self.ground.subnet.address(body.slot.number());
-        let wired = self.ground.services.wire(&new.id, address, new.wiring.clone()).await;
-        let handle = self.begin(body, record, "created", "was made")?;
-        claim.keep();
-        if let Err(error) = wired {
-            let error = internal("its names could not be wired", &error);
-            return Err(unmade(&handle, error).await);
-        }
-        let started = handle.started().await;
-        if let Err(error) = started {
-            return Err(unmade(&handle, error).await);
-        }
-        handle.view().await.map(|known| known.sandbox)
+        self.create_new(new).await
     }
 
     async fn fork(&self, parent: &SandboxId, new: Vec<NewFork>) -> Result<Vec<Sandbox>, ApiError> {
@@ -565,7 +466,7 @@ impl Host for Daemon {
         let info = file_info(path, &file.stat);
         let bytes = StreamReader::new(file.download.map_err(io::Error::from));
         let Ready { guard, woke_ms, .. } = ready;
-        Ok(Answer { value: (info, Box::new(Held { inner: bytes, _guard: guard })), woke_ms })
+        Ok(Answer { value: (info, Box::new(Held::new(bytes, guard))), woke_ms })
     }
 
     async fn file_write(
@@ -654,7 +555,7 @@ impl Host for Daemon {
         let download = stream::iter(first.map(Ok)).chain(download);
         let bytes = StreamReader::new(download.map_err(io::Error::from));
         let Ready { guard, woke_ms, .. } = ready;
-        Ok(Answer { value: Box::new(Held { inner: bytes, _guard: guard }), woke_ms })
+        Ok(Answer { value: Box::new(Held::new(bytes, guard)), woke_ms })
     }
 
     async fn tree_write(
@@ -682,158 +583,6 @@ impl Daemon {
     async fn call(&self, id: &SandboxId, kind: CallKind, what: &str) -> Result<Ready, ApiError> {
         self.handle(id)?.call(Call::of(kind), what).await
     }
-
-    /// Founds a sandbox: slot, folder, manifest that says "creating".
-    pub(crate) async fn found(
-        &self,
-        id: &SandboxId,
-        manifest: impl FnOnce(u32) -> Manifest,
-    ) -> Result<(Body, Record), ApiError> {
-        let no_room = || ApiError::new(Code::NoCapacity, "all addresses of this host are taken");
-        let slot = self.ground.slots.take().ok_or_else(no_room)?;
-        let files = Files::in_dir(self.ground.settings.sandboxes_dir().join(id.as_str()));
-        let manifest = manifest(slot.number());
-        let founded = async {
-            make_folder(&files)?;
-            Record::create(&files.manifest(), manifest).await.map_err(|error| error.source)
-        };
-        let record = founded.await.map_err(|error| {
-            discard(&files);
-            if error.kind() == io::ErrorKind::StorageFull {
-                no_space("the host's disk is full")
-            } else {
-                internal("its folder could not be made", &error)
-            }
-        })?;
-        let body = Body::new(files, slot).map_err(|error| internal("no randomness", &error))?;
-        Ok((body, record))
-    }
-
-    /// Has ready copies of other kinds make room for a copy of this one's template, if that is there already. Whether there is
-    /// room then the sandbox's first start finds out.
-    async fn make_room_for_template(&self, image: &Image, kind: &Kind) {
-        let ground = &self.ground;
-        let Some(template) = Templates::find(ground, image, kind) else { return };
-        let parts = template.files.saved_parts();
-        let needed =
-            crate::promises::bytes_to_copy_all(parts, ground.settings.sandboxes_dir()).await;
-        pool::make_room_on_disk(ground, &self.pool, needed.saturating_add(FREE_BYTES_MIN)).await;
-    }
-
-    /// Makes a sandbox with the memory, disk and processes of a snapshot.
-    async fn create_from_snapshot(&self, new: NewSandbox, name: &str) -> Result<Sandbox, ApiError> {
-        let (note, parts) = self.snapshots.get(name).map_err(|error| match error {
-            SnapshotError::Missing => {
-                ApiError::unprocessable("snapshot", format!("there is no snapshot `{name}`"))
-                    .hint("`dormouse snapshots list` shows what there is")
-            }
-            error => snapshot_error(&error),
-        })?;
-        let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
-        policy.apply(&new.policy);
-        policy.boxed.clone_from(&new.boxed);
-        self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
-        let mut env = note.of.env.clone();
-        env.extend(new.env.clone());
-        let manifest = |slot| Manifest {
-            id: new.id.clone(),
-            name: new.name.clone(),
-            slot,
-            epoch: new.epoch,
-            link_key: new.link_key.clone(),
-            env,
-            labels: new.labels.clone(),
-            policy,
-            created_at: Moment::now(),
-            life: 0,
-            needs_identity: true,
-            machine: None,
-            woke_because: None,
-            last_end: None,
-            boots: 0,
-            moved_to: None,
-            used: Used::default(),
-            box_use: None,
-            note: None,
-            wiring: new.wiring.clone(),
-            ipv6: None,
-            network_at_rest: None,
-            state: State::Creating,
-            since: Moment::now(),
-            ..note.of.clone()
-        };
-        let images = note.of.copied_places().into_iter().map(|place| parts.drive(place));
-        let copied = [parts.memory(), parts.state(), parts.disk()].into_iter().chain(images);
-        let room = self.promise_copies(&copied.collect::<Vec<_>>(), 1).await?;
-        let claim = self.claim_volumes(&new.id, &note.of.drives)?;
-        let (body, record) = self.found(&new.id, manifest).await?;
-        let files = body.files.clone();
-        room.is_for(files.dir());
-        let copied = async {
-            let drives = note.of.copied_places().into_iter();
-            let drives = drives.map(|place| (place, parts.drive(place))).collect();
-            let copied = crate::sandbox::work::copy_parts(&parts, &files, drives);
-            copied.await.map_err(io::Error::other)?;
-            let saved = note.saved.clone();
-            let change = record.change(|manifest| manifest.state = State::SleepingOnDisk(saved));
-            change.await.map_err(io::Error::other)
-        };
-        if let Err(error) = copied.await {
-            discard(&files);
-            if self.snapshots.get(name).is_err() {
-                let text = format!("the snapshot `{name}` was deleted while it was being copied");
-                return Err(ApiError::unprocessable("snapshot", text));
-            }
-            if crate::sandbox::work::is_full(&error) {
-                return Err(no_space("the host's disk has no room for a copy"));
-            }
-            return Err(internal("the snapshot could not be copied", &error));
-        }
-        drop(room);
-        let text = format!("was made from the snapshot {name} of {}", note.of.name);
-        let handle = self.begin(body, record, "created", &text)?;
-        claim.keep();
-        if let Err(error) = handle.started().await {
-            return Err(unmade(&handle, error).await);
-        }
-        handle.view().await.map(|known| known.sandbox)
-    }
-
-    /// A connection to a port of a guest that is awake. A refused port is tried again for a while after a wake or start.
-    pub(crate) async fn reach(
-        &self,
-        ready: &Ready,
-        port: u16,
-    ) -> Result<Box<dyn Duplex>, ApiError> {
-        let patience = self.ground.settings.port_retry.saturating_sub(ready.awake_since.elapsed());
-        connect(ready, port, patience).await
-    }
-
-    /// Starts the task of a founded sandbox.
-    pub(crate) fn begin(
-        &self,
-        body: Body,
-        record: Record,
-        kind: &str,
-        text: &str,
-    ) -> Result<Handle, ApiError> {
-        let id = record.with(|manifest| manifest.id.clone());
-        let opened = Timeline::open(id.clone(), &body.files.timeline(), self.events.clone());
-        let mut timeline =
-            opened.map_err(|error| internal("its timeline could not be made", &error))?;
-        timeline.add(kind, text, serde_json::Map::new());
-        let ground = std::sync::Arc::clone(&self.ground);
-        let handle = start(Beginning {
-            ground,
-            record,
-            body,
-            timeline,
-            found: None,
-            gone: self.gone.clone(),
-        });
-        self.sandboxes_mut().insert(id, handle.clone());
-        Ok(handle)
-    }
 }
 
 impl Ready {
@@ -843,186 +592,8 @@ impl Ready {
     }
 }
 
-/// Connects over the network, else to the guest's loopback, and again while that may help.
-async fn connect(
-    ready: &Ready,
-    port: u16,
-    patience: Duration,
-) -> Result<Box<dyn Duplex>, ApiError> {
-    let address = SocketAddr::from((ready.address, port));
-    let begun = Instant::now();
-    let mut pause = PORT_RETRY_FIRST;
-    loop {
-        match tokio::time::timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
-            Ok(Ok(stream)) => {
-                if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%error, "no delay not set");
-                }
-                return Ok(Box::new(stream));
-            }
-            Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            Ok(Err(error)) => {
-                tracing::debug!(%address, %error, "port not reached over the network");
-            }
-            Err(_) => tracing::debug!(%address, "port did not answer over the network"),
-        }
-        match ready.link.connect_port(port).await {
-            Ok(stream) => return Ok(Box::new(Loopback::new(stream, ready.guard.flow()))),
-            Err(GuestError::Failed(failure)) if failure.code == FailureCode::Refused => {}
-            Err(error) => return Err(guest_error(error)),
-        }
-        if begun.elapsed() >= patience {
-            let error = ApiError::new(
-                Code::PortClosed,
-                format!("nothing listens on port {port} in the sandbox"),
-            );
-            return Err(
-                error.hint("start the server first; it may listen on any address, 127.0.0.1 too")
-            );
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PORT_RETRY_PAUSE_MAX);
-    }
-}
-
 /// The command that a name means in the guest of now.
 fn exec_of(names: ExecNames, exec_id: &str, link: &GuestLink) -> Result<ExecId, ApiError> {
     let boot = link.hello().map(|hello| hello.boot);
     names.in_boot(exec_id, boot).ok_or_else(|| exec::unknown_exec(exec_id))
-}
-
-async fn stat(link: &GuestLink, path: &str) -> Result<FileInfo, ApiError> {
-    let stat = link.file_stat(path).await.map_err(guest_error)?;
-    Ok(file_info(path, &stat))
-}
-
-fn file_info(path: &str, stat: &Stat) -> FileInfo {
-    FileInfo {
-        path: path.to_owned(),
-        kind: match stat.kind {
-            EntryKind::File => FileKind::File,
-            EntryKind::Directory => FileKind::Directory,
-            EntryKind::Symlink => FileKind::Symlink,
-            EntryKind::Other => FileKind::Other,
-        },
-        size: stat.size,
-        mode: stat.mode,
-        uid: stat.uid,
-        gid: stat.gid,
-        modified_at: rfc3339(u64::try_from(stat.modified_ms).unwrap_or(0)),
-        target: stat.target.as_ref().map(|target| String::from_utf8_lossy(target).into_owned()),
-    }
-}
-
-/// Sends a whole stream to the guest. A client that breaks off leaves nothing behind: the upload is not finished.
-async fn upload(
-    upload: Result<Upload, GuestError>,
-    body: Box<dyn AsyncRead + Send + Unpin>,
-) -> Result<(), ApiError> {
-    let mut upload = upload.map_err(guest_error)?;
-    match upload.copy_from(body).await {
-        Ok(sent) => sent.map_err(guest_error)?,
-        Err(error) => {
-            return Err(ApiError::invalid("body", format!("the body broke off: {error}")));
-        }
-    }
-    upload.finish().await.map(drop).map_err(guest_error)
-}
-
-/// Keeps the sandbox awake while somebody reads.
-struct Held<R> {
-    inner: R,
-    _guard: CallGuard,
-}
-
-impl<R: AsyncRead + Unpin> AsyncRead for Held<R> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.inner).poll_read(cx, buf)
-    }
-}
-
-/// The end of a file; nothing where there is none.
-async fn tail(path: PathBuf, max_bytes: u64) -> io::Result<Bytes> {
-    let mut file = match tokio::fs::File::open(&path).await {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Bytes::new()),
-        Err(error) => return Err(error),
-    };
-    let length = file.metadata().await?.len();
-    file.seek(io::SeekFrom::Start(length.saturating_sub(max_bytes))).await?;
-    let mut bytes = Vec::new();
-    file.take(max_bytes).read_to_end(&mut bytes).await?;
-    Ok(bytes.into())
-}
-
-/// Removes a sandbox whose first start did not succeed: who asked is told that there is none, so there must be none.
-pub(crate) async fn unmade(handle: &Handle, error: ApiError) -> ApiError {
-    let seen = handle.view().await.ok().map(|known| known.sandbox);
-    let drives = handle.manifest().drives;
-    if let Err(error) = handle.delete().await {
-        return error;
-    }
-    let Some(failure) = seen.as_ref().and_then(|sandbox| sandbox.failure.clone()) else {
-        return error;
-    };
-    let text = format!("the sandbox could not be made: {failure}");
-    match seen.and_then(|sandbox| sandbox.failure_code).as_deref() {
-        Some("no_capacity") => ApiError::new(Code::NoCapacity, text),
-        Some("disk_full") => no_space(text),
-        Some("drive_unusable") => drive_trouble::error(text, &drives),
-        _ => ApiError::new(Code::Internal, text),
-    }
-}
-
-/// Removes the folder of a sandbox that never was.
-pub(crate) fn discard(files: &Files) {
-    if let Err(error) = std::fs::remove_dir_all(files.dir())
-        && error.kind() != io::ErrorKind::NotFound
-    {
-        tracing::error!(dir = %files.dir().display(), %error, "folder of an unmade sandbox not removed");
-    }
-}
-
-fn snapshot_error(error: &SnapshotError) -> ApiError {
-    match error {
-        SnapshotError::Missing => ApiError::new(Code::NotFound, error.to_string())
-            .hint("`dormouse snapshots list` shows what there is"),
-        SnapshotError::Taken => ApiError {
-            field: Some("name".to_owned()),
-            ..ApiError::new(Code::NameTaken, error.to_string())
-        },
-        SnapshotError::File(_, source) if source.kind() == io::ErrorKind::StorageFull => {
-            no_space("the host's disk is full")
-        }
-        SnapshotError::Format(_) | SnapshotError::File(..) => {
-            internal("the snapshot cannot be used", error)
-        }
-    }
-}
-
-/// The host's disk has no room: later it may have some.
-pub(crate) fn no_space(text: impl Into<String>) -> ApiError {
-    let mut error = ApiError::new(Code::NoSpace, text);
-    error.retryable = true;
-    error.hint("make room on the host: `dormouse doctor` tells how much is free")
-}
-
-/// What this is for would leave too little beside what is promised to others.
-pub(crate) fn no_room(what: &str, error: &NoRoom) -> ApiError {
-    match error {
-        NoRoom::Unknown(source) => internal("free space is not known", source),
-        NoRoom::Short { .. } => {
-            no_space(format!("the host's disk has no room for {what}: {error}"))
-        }
-    }
-}
-
-/// A fault of ours: the client learns that it is one, the log what it is.
-pub(crate) fn internal(text: &str, error: &(dyn std::error::Error + 'static)) -> ApiError {
-    tracing::error!(error = chain(error), "{text}");
-    ApiError::new(Code::Internal, text)
 }
