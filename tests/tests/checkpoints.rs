@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use e2e::boxes;
-use e2e::lab::Lab;
+use e2e::filler::Filler;
+use e2e::lab::{Lab, isolated_on_small_disk};
 use e2e::mcp::{self, Http};
 use e2e::s3::S3;
 use e2e::{isolated, proc, test_name, until};
@@ -127,6 +128,34 @@ fn refused(lab: &Lab, args: &[&str]) -> Value {
     assert!(!output.status.success(), "{args:?} succeeded");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     serde_json::from_str(&said).unwrap_or_else(|error| panic!("{args:?}: {error}: {said}"))
+}
+
+#[test]
+fn s18_a_host_without_room_takes_nothing_up_and_does_so_later() {
+    isolated_on_small_disk(test_name!(), 1500, |lab| {
+        let store = store_of(lab);
+        restart_with(lab, &store);
+        let mut lost = another_host(&store);
+        counter(&lost, "web", &["--checkpoint", "1"]);
+        assert_eq!(ask(&lost, "web"), 1);
+        let id = lost.view("web")["id"].as_str().expect("an id").to_owned();
+        wait_checkpoints(&lost, "web", 2);
+        lose_host(&mut lost, false);
+
+        // Beside the least that is left to running guests.
+        let filler = Filler::fill_but(lab, 256 + 30);
+        let error = refused(lab, &["checkpoints", "restore", &id]);
+        assert_eq!((&error["code"], &error["retryable"]), (&"no_space".into(), &true.into()));
+        assert!(error["error"].as_str().expect("text").contains("for the checkpoint"), "{error}");
+        let folders = std::fs::read_dir(lab.data().join("sandboxes")).expect("listed").count();
+        assert_eq!(folders, 0, "nothing of it is left");
+        drop(filler);
+        lab.ok(&["checkpoints", "restore", &id]);
+        assert_eq!(ask(lab, "web"), 2);
+        lab.ok(&["sandboxes", "delete", "web"]);
+        lost.start();
+        lost.tear_down();
+    });
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! `POST /v1/drain` with `stop` ends the daemon, as it should. It is started again then, as systemd would, and has kept everything.
 
 use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -70,6 +70,8 @@ fn start(lab: &Lab, document: &std::path::Path, examples: u32) -> Run {
     command.args(["--seed", &number("DORMOUSE_SOAK_SEED", SEED).to_string()]);
     command.args(["--checks", "all", "--continue-on-failure", "--no-color"]);
     command.args(["--generation-database", "none"]);
+    // The first sandbox of a size has a machine booted, in as many seconds as it takes where that is emulated.
+    command.args(["--max-response-time", "60"]);
     command
         .env("SCHEMATHESIS_HOOKS", "fuzz_media")
         .env("PYTHONPATH", workspace().join("tests/src"))
@@ -154,6 +156,7 @@ fn a_tree_of_what_is_neither_folder_nor_file_is_refused_before_it_begins() {
             ("/work/pipe", 409),
             ("/dev/null", 409),
             ("/work/file/.", 409),
+            ("/proc", 409),
             ("/work/file", 200),
             ("/work/link", 200),
             ("/work/folder", 200),
@@ -165,6 +168,18 @@ fn a_tree_of_what_is_neither_folder_nor_file_is_refused_before_it_begins() {
                 assert_eq!(answer["code"], "wrong_file_type", "{path}: {answer}");
             }
         }
+
+        // What the kernel shows of itself is left out of what is around it, files of other file systems are not.
+        let to = lab.scratch().join("all").to_string_lossy().into_owned();
+        lab.sh(
+            "web",
+            "cd /work/folder && mkdir proc other && mount -t proc proc proc && mount -t tmpfs none other && echo kept > other/file",
+        );
+        lab.ok(&["files", "get", "web:/work/folder", &to]);
+        let read = |path: &str| std::fs::read_to_string(Path::new(&to).join(path));
+        assert_eq!(read("other/file").expect("copied"), "kept\n");
+        let proc = std::fs::read_dir(Path::new(&to).join("proc")).expect("the folder itself");
+        assert_eq!(proc.count(), 0);
     });
 }
 

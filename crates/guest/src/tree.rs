@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Write},
-    os::unix::fs::FileTypeExt,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Component, Path, PathBuf},
 };
 
@@ -22,6 +22,26 @@ use crate::{
 const QUEUE: usize = 4;
 /// Directories within each other that are packed.
 const DEPTH_MAX: usize = 256;
+
+/// Types of file systems that hold nothing of their own, by statfs(2) and the kernel's `magic.h`.
+const KERNELS: [u32; 16] = [
+    0x9fa0,      // proc
+    0x6265_6572, // sysfs
+    0x1cd1,      // devpts
+    0x0027_e0eb, // cgroup
+    0x6367_7270, // cgroup2
+    0x6462_6720, // debugfs
+    0x7472_6163, // tracefs
+    0x7363_6673, // securityfs
+    0xcafe_4a11, // bpf
+    0x1980_0202, // mqueue
+    0x6165_676c, // pstore
+    0xde5e_81e4, // efivarfs
+    0x6265_6570, // configfs
+    0x6573_5543, // fusectl
+    0x4249_4e4d, // binfmt_misc
+    0x6e73_6673, // nsfs
+];
 
 pub(crate) async fn read(outbox: &Outbox, of: Vec<u8>) -> Result<(), Failure> {
     let root = path("path", of)?;
@@ -74,6 +94,10 @@ fn pack(root: &Path, sender: mpsc::Sender<Vec<u8>>) -> Result<(), Failure> {
         let message = format!("{} is neither a directory nor a file", root.display());
         return Err(failure(FailureCode::NotADirectory, Some("path"), message));
     }
+    if is_the_kernels(root)? {
+        let message = format!("{} holds no files but the kernel's own", root.display());
+        return Err(failure(FailureCode::NotADirectory, Some("path"), message));
+    }
     let out = io::BufWriter::with_capacity(PAYLOAD_MAX, ToChannel(sender));
     let mut archive = Builder::new(out);
     if metadata.is_file() {
@@ -112,6 +136,7 @@ fn pack_folder<W: Write>(
         let message = format!("{} is more than {DEPTH_MAX} directories deep", folder.display());
         return Err(failure(FailureCode::TooMany, Some("path"), message));
     }
+    let device = fs::metadata(folder).map_err(|error| at(&error, "look at", folder))?.dev();
     let mut names = Vec::new();
     for entry in fs::read_dir(folder).map_err(|error| at(&error, "list", folder))? {
         names.push(entry.map_err(|error| at(&error, "list", folder))?.file_name());
@@ -150,11 +175,19 @@ fn pack_folder<W: Write>(
             continue;
         };
         packed.map_err(|error| at(&error, "pack", &source))?;
-        if kind.is_dir() {
+        // Of what the kernel shows as files many cannot be read, and none is as long as it says.
+        let mounted = kind.is_dir() && metadata.dev() != device;
+        if kind.is_dir() && !(mounted && is_the_kernels(&source)?) {
             pack_folder(archive, &source, &name, depth + 1)?;
         }
     }
     Ok(())
+}
+
+/// Whether a path lies in one of the file systems through which the kernel shows itself, such as `/proc`.
+fn is_the_kernels(path: &Path) -> Result<bool, Failure> {
+    let found = rustix::fs::statfs(path).map_err(|error| at(&error.into(), "look at", path))?;
+    Ok(u32::try_from(found.f_type).is_ok_and(|kind| KERNELS.contains(&kind)))
 }
 
 /// A file as long as its header said, whatever it does meanwhile: cut, or filled up with zeros.

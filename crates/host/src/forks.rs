@@ -164,10 +164,16 @@ impl Daemon {
         count: u64,
     ) -> Result<Promise, ApiError> {
         let needed = bytes_of_copies(&self.ground, parts.to_vec(), count).await;
-        let wanted = needed.saturating_add(FREE_BYTES_MIN);
+        self.promise_room(needed, &for_copies(count)).await
+    }
+
+    /// Promises room for so many bytes, or refuses them before running guests notice. Ready copies make room first. `what` they
+    /// are for: "a copy".
+    pub(crate) async fn promise_room(&self, bytes: u64, what: &str) -> Result<Promise, ApiError> {
+        let wanted = bytes.saturating_add(FREE_BYTES_MIN);
         pool::make_room_on_disk(&self.ground, &self.pool, wanted).await;
-        let promised = self.ground.room.promise(needed, FREE_BYTES_MIN);
-        promised.map_err(|error| no_room(&for_copies(count), &error))
+        let promised = self.ground.room.promise(bytes, FREE_BYTES_MIN);
+        promised.map_err(|error| no_room(what, &error))
     }
 
     /// Room for copies of these files, one for each of these forks, in place of what was promised before.

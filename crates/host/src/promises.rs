@@ -45,7 +45,7 @@ pub(crate) struct Promise {
 
 /// Why there is no room.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoRoom {
+pub enum NoRoom {
     /// Nobody knows how much is free.
     #[error("free space is not known")]
     Unknown(#[from] io::Error),

@@ -54,6 +54,7 @@ impl Daemon {
         let (found, list) = newest(&store, id).await?;
         self.check_fit(&list)?;
         self.check_drives_free(id, &list)?;
+        let room = self.promise_room(list.bytes(), "the checkpoint").await?;
         let epoch = found.owned_epoch + 1;
         let manifest = |slot| Manifest {
             slot,
@@ -76,6 +77,7 @@ impl Daemon {
         };
         let (mut body, record) = self.found(id, manifest).await?;
         let files = body.files.clone();
+        room.is_for(files.dir());
         // Claimed only when all of it is here: until then its owner, if it lives, has it.
         let fetched = async {
             let fetched = self.fetch(&store, found, list.clone(), &files).await?;
@@ -89,6 +91,7 @@ impl Daemon {
                 return Err(error);
             }
         };
+        drop(room);
         // What is its own from now on is in place before anything says that it is there.
         for (place, drive) in list.of.drives.iter().enumerate() {
             if drive.kind != DriveKind::Drive {

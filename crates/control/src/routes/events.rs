@@ -84,16 +84,18 @@ pub(crate) async fn of_one(
     if !(1..=PAGE_MAX).contains(&limit) {
         return Err(validate::out_of_range("limit", limit, 1, PAGE_MAX).into());
     }
+    // Wrong in a request for a page, too, which has no use for it.
+    let last_seq = match last_event_id(&headers)? {
+        None => None,
+        Some(id) => Some(id.parse().map_err(|_| {
+            ApiError::invalid(LAST_EVENT_ID, "not the id of an event of this stream")
+                .hint("a `seq`, such as `7`")
+        })?),
+    };
     let accepts =
         headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok()).unwrap_or_default();
     if query.stream.unwrap_or(accepts.contains("text/event-stream")) {
-        let after = match last_event_id(&headers)? {
-            None => after,
-            Some(id) => id.parse().map_err(|_| {
-                ApiError::invalid(LAST_EVENT_ID, "not the id of an event of this stream")
-                    .hint("a `seq`, such as `7`")
-            })?,
-        };
+        let after = last_seq.unwrap_or(after);
         // Begun here, so that an error is an ordinary answer. Watched before the past is read: nothing falls between.
         let watch = app.host().watch();
         let first = app.host().events(&entry.id, after, PAGE_MAX).await?;

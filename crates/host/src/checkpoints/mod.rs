@@ -34,6 +34,8 @@ pub(crate) use restore::{Found, fetch, find, list, read_list};
 pub use store::StoreUrlError;
 pub(crate) use store::{Store, StoreError};
 
+use vmm::files::PIECE;
+
 use crate::clock::Moment;
 use crate::manifest::{Manifest, Saved};
 use crate::settings::Files;
@@ -104,6 +106,14 @@ pub(crate) struct List {
     pub(crate) chunks: Vec<String>,
     /// As [`PARTS`], and its drives.
     pub(crate) parts: Vec<Part>,
+}
+
+impl List {
+    /// Bytes that its files take on a disk: those of pieces that are not all zeros.
+    pub(crate) fn bytes(&self) -> u64 {
+        let pieces = self.parts.iter().flat_map(|part| &part.pieces);
+        pieces.filter(|piece| **piece != 0).count() as u64 * PIECE as u64
+    }
 }
 
 /// One file in a checkpoint.

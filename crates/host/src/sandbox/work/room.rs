@@ -99,7 +99,7 @@ impl Worker {
     }
 }
 
-fn no_room(error: &NoRoom, left: Left) -> Failed {
+pub(super) fn no_room(error: &NoRoom, left: Left) -> Failed {
     let code = match error {
         NoRoom::Short { .. } => FailureCode::DiskFull,
         NoRoom::Unknown(_) => FailureCode::NoCapacity,

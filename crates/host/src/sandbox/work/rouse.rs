@@ -7,6 +7,7 @@ use vmm::Machine;
 use vmm::machine::StartError;
 
 use super::capture::MemoryToCome;
+use super::room::no_room;
 use super::settle::lost;
 use super::{Failed, WAKE_LIMIT, Worker, chain, failed};
 use crate::clock::Moment;
@@ -15,6 +16,7 @@ use crate::ground::{FREE_BYTES_MIN, FREE_BYTES_TO_WAKE};
 use crate::guest::{Continuity, GuestLink, LinkState};
 use crate::manifest::{Saved, State};
 use crate::sandbox::body::{Shape, machine_spec};
+use crate::template::TemplateError;
 
 impl Worker {
     /// The first start: copies the template (unless a fork's parent has given its copy already), then wakes it as somebody
@@ -56,7 +58,10 @@ impl Worker {
             let (cpus, memory_mib, drives) = (of.cpus, of.memory_mib, !of.drives.is_empty());
             let templates = &self.ground.templates;
             let template = templates.get(&self.ground, &image, cpus, memory_mib, drives).await;
-            let template = template.map_err(|error| fail(&error))?;
+            let template = template.map_err(|error| match error {
+                TemplateError::Disk(error) => no_room(&error, Left::Lost),
+                error => fail(&error),
+            })?;
             self.phases.mark("template");
             let room = self.promise_copies(template.files.saved_parts(), Left::Lost).await?;
             room.is_for(self.body.files.dir());
