@@ -26,7 +26,6 @@ mod checkpoints;
 pub mod clock;
 pub mod daemon;
 mod drive_trouble;
-mod drive_verbs;
 mod drives;
 mod exec;
 mod exec_names;
@@ -60,7 +59,6 @@ pub mod timeline;
 mod turns;
 mod usage;
 mod verbs;
-mod volume_verbs;
 mod volumes;
 
 pub use checkpoints::StoreUrlError;

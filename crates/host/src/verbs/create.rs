@@ -6,11 +6,11 @@ use api::host::NewSandbox;
 use api::sandbox::Sandbox;
 use api::{ApiError, Code, SandboxId};
 
+use super::drives::drive_uses;
 use super::errors::{internal, no_space, snapshot_error};
 use crate::clock::Moment;
 use crate::daemon::{Daemon, image_error};
 use crate::drive_trouble;
-use crate::drive_verbs::drive_uses;
 use crate::ground::FREE_BYTES_MIN;
 use crate::images::Image;
 use crate::manifest::{Manifest, Policy, State};

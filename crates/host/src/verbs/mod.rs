@@ -4,9 +4,11 @@
 //! network, and lets the call go with its answer, or with the end of the stream that it answers with.
 
 mod create;
+mod drives;
 mod errors;
 mod files;
 mod reach;
+mod volumes;
 
 use std::io;
 use std::time::Duration;

@@ -5,6 +5,7 @@ use api::drive::{
 };
 use api::{ApiError, Code, SandboxId};
 
+use super::{internal, no_room, no_space};
 use crate::clock::rfc3339;
 use crate::daemon::Daemon;
 use crate::drive_trouble;
@@ -14,7 +15,6 @@ use crate::images::ImageError;
 use crate::manifest::{DriveKind, DriveUse};
 use crate::sandbox::Handle;
 use crate::sandbox::work::is_full;
-use crate::verbs::{internal, no_room, no_space};
 use crate::volumes::VolumeClaim;
 
 /// Drives and volumes that a sandbox has while this lives, and keeps if [`keep`](Self::keep) is called.

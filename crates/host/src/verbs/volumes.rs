@@ -4,12 +4,12 @@ use api::drive::{Volume, VolumeUser};
 use api::{ApiError, Code, SandboxId};
 use tokio::io::AsyncRead;
 
+use super::internal;
 use crate::clock::rfc3339;
 use crate::daemon::Daemon;
 use crate::images::ImageError;
 use crate::manifest::{DriveKind, DriveUse};
 use crate::sandbox::work::is_full;
-use crate::verbs::internal;
 use crate::volumes::{Note, VolumeClaim, VolumeError};
 
 impl Daemon {
