@@ -219,6 +219,37 @@ fn create(lab: &Lab, name: &str) {
     lab.ok(&[&["sandboxes", "create"], args.as_slice()].concat());
 }
 
+#[test]
+fn s08_what_the_budget_never_has_room_for_is_refused_at_once_and_for_good() {
+    isolated(test_name!(), |lab| {
+        lab.ok(&["sandboxes", "create", "--name", "big", "--sleep-after-seconds", "never"]);
+        lab.sh("big", "echo kept > /dev/shm/here");
+        lab.ok(&["sandboxes", "sleep", "big", "--tier", "disk"]);
+        lab.ok(&["snapshots", "create", "big", "stored"]);
+        // Room for one of 256 MiB. Who waits does so for longer than a test may take.
+        set_budget(lab, 1, 600);
+        let log = lab.daemon_log();
+        assert!(log.contains("no sandbox of the usual size (512 MiB) can run here"), "{log}");
+        for arguments in
+            [&["sandboxes", "create"][..], &["sandboxes", "create", "--snapshot", "stored"]]
+        {
+            let error = refused(lab, arguments);
+            assert_eq!(
+                (&error["code"], &error["field"]),
+                (&"unprocessable".into(), &"memory_mib".into())
+            );
+            assert!(error["error"].as_str().expect("text").contains("352 MiB in all"), "{error}");
+        }
+        let error = refused(lab, &["exec", "big", "--", "true"]);
+        assert_eq!((&error["code"], &error["retryable"]), (&"no_capacity".into(), &false.into()));
+        assert!(error["error"].as_str().expect("text").contains("needs 608 MiB"), "{error}");
+        let view = lab.view("big");
+        assert_eq!((&view["status"], &view["sleep_tier"]), (&"sleeping".into(), &"disk".into()));
+        set_budget(lab, 2, 600);
+        assert_eq!(lab.sh("big", "cat /dev/shm/here"), "kept");
+    });
+}
+
 /// Makes a sandbox that sleeps on disk, and another that takes all the room there is.
 fn crowd(lab: &mut Lab, wait_seconds: u64) {
     set_budget(lab, 1, wait_seconds);

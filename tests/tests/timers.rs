@@ -98,6 +98,11 @@ fn s03_a_timer_fires_on_time_though_it_sleeps() {
             ]);
             let view = lab.wait_status(&name, "sleeping");
             assert_eq!(view["sleep_tier"], tier, "{view}");
+            // Before it is told of: a reader may ask what a sleeper waits for.
+            assert!(view["will_wake_at"].as_str() > view["since"].as_str(), "{view}");
+            let why = lab.json(&["why", &name]);
+            let summary = why["summary"].as_str().expect("text").to_owned();
+            assert!(summary.contains("a timer of its own at"), "{summary}");
             let woke = until("it wakes by itself", || lab.events(&name, "woke").first().cloned());
             assert_eq!(woke["data"]["cause"], "timer", "{woke}");
             let end: f64 = until("the program has ended", || {

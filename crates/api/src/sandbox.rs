@@ -344,6 +344,9 @@ pub struct Sandbox {
     /// When it will sleep if nothing changes, RFC 3339.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub will_sleep_at: Option<String>,
+    /// When a sleeping one is woken for a timer of its own, if nothing wakes it earlier, RFC 3339: 0.4 s before the timer is due.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub will_wake_at: Option<String>,
     /// Since when it is in this status, RFC 3339.
     pub since: String,
     /// Why it was woken last.

@@ -137,9 +137,10 @@ pub(crate) enum Command {
         /// Days that a sandbox may sleep before it is deleted, unless it has a setting of its own; or `never`.
         #[arg(long, value_name = "DAYS|never", value_parser = or_never)]
         delete_after_idle_days: Option<OrNever>,
-        /// What all sandboxes together may use in a calendar month, GiB of memory awake times seconds (`dormouse usage` tells
-        /// them; 1800000 is 500 hours of one GiB); when it is reached they are put to sleep, and none is made or woken. Or `none`.
-        #[arg(long, value_name = "GIB_SECONDS|none", value_parser = spending_limit)]
+        /// What all sandboxes together may use in a calendar month: GiB of memory awake times hours, such as `500h`, as `dormouse
+        /// usage` tells them, or times seconds, such as `1800000`. When it is reached they are put to sleep, and none is made or
+        /// woken. Or `none`.
+        #[arg(long, value_name = "HOURSh|SECONDS|none", value_parser = spending_limit)]
         spending_limit: Option<OrNever>,
     },
     /// Explain why a sandbox is awake or asleep, and what happened to it.
@@ -488,6 +489,12 @@ pub(crate) struct UpdateArgs {
     /// A label; replaces all labels; may be given several times.
     #[arg(long, value_name = "KEY=VALUE", value_parser = pair)]
     pub(crate) label: Option<Vec<(String, String)>>,
+    /// It shall have no labels from now on.
+    #[arg(long, conflicts_with = "label")]
+    pub(crate) no_labels: bool,
+    /// It shall have no awake ports from now on.
+    #[arg(long, conflicts_with = "awake_ports")]
+    pub(crate) no_awake_ports: bool,
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 }
@@ -963,9 +970,11 @@ fn spending_limit(text: &str) -> Result<OrNever, String> {
     if text == "none" {
         return Ok(OrNever(None));
     }
-    text.parse()
-        .map(|number| OrNever(Some(number)))
-        .map_err(|_| "a whole number of GiB-seconds, or `none`".to_owned())
+    let (number, seconds) = text.strip_suffix('h').map_or((text, 1), |hours| (hours, 3600));
+    let number: Option<u64> = number.parse().ok();
+    number.and_then(|number| number.checked_mul(seconds)).map(|limit| OrNever(Some(limit))).ok_or_else(|| {
+        "a whole number of GiB-hours such as `500h`, of GiB-seconds such as `1800000`, or `none`".to_owned()
+    })
 }
 
 fn fork_count(text: &str) -> Result<u32, String> {
@@ -1045,6 +1054,11 @@ mod tests {
         assert_eq!((fork_count("1"), fork_count("16")), (Ok(1), Ok(16)));
         for bad in ["x", "0", "17", "-1", "1.5", ""] {
             assert_eq!(fork_count(bad), Err("not a whole number from 1 to 16".to_owned()), "{bad}");
+        }
+        assert_eq!(spending_limit("500h"), Ok(OrNever(Some(1_800_000))));
+        assert_eq!(spending_limit("7"), Ok(OrNever(Some(7))));
+        for bad in ["", "h", "1.5h", "-1", "5H", "99999999999999999999h", "18446744073709551615h"] {
+            assert!(spending_limit(bad).unwrap_err().contains("500h"), "{bad}");
         }
         assert!(pair("=x").is_err());
         assert_eq!(pair("A=b=c"), Ok(("A".into(), "b=c".into())));

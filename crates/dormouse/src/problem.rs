@@ -89,7 +89,28 @@ impl Problem {
         if let Some(hint) = &self.error.hint {
             eprintln!("hint: {hint}");
         }
+        if let Some(option) = self.error.field.as_deref().and_then(option_of)
+            && self.from_api
+        {
+            eprintln!("hint: here it is given with `{option}`");
+        }
     }
+}
+
+/// Fields of the interface whose option has another name.
+const OPTIONS: [(&str, &str); 6] = [
+    ("size_mib", "--size"),
+    ("labels", "--label"),
+    ("awake_ports", "--awake-port"),
+    ("drives", "--drive"),
+    ("volumes", "--volume"),
+    ("spending_limit", "--spending-limit"),
+];
+
+/// The option that sets a field, where one would not guess it.
+fn option_of(field: &str) -> Option<&'static str> {
+    let field = field.split(['.', '[']).next()?;
+    OPTIONS.iter().find(|(name, _)| *name == field).map(|(_, option)| *option)
 }
 
 impl From<ApiError> for Problem {

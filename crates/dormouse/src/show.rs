@@ -102,6 +102,11 @@ pub(crate) fn seconds(seconds: u64) -> String {
     }
 }
 
+/// A duration of so many milliseconds, to the unit that matters.
+pub(crate) fn milliseconds(ms: u64) -> String {
+    if ms < 10_000 && !ms.is_multiple_of(1000) { format!("{ms} ms") } else { seconds(ms / 1000) }
+}
+
 fn short(time: Timestamp) -> String {
     Timestamp::from_second(time.as_second()).unwrap_or(time).to_string()
 }
@@ -129,6 +134,7 @@ mod tests {
             [0, 119, 120, 7200, 172_800].map(seconds),
             ["0 s", "119 s", "2 min", "2 h", "2 days"]
         );
+        assert_eq!([1, 2000, 90_500].map(milliseconds), ["1 ms", "2 s", "90 s"]);
         assert_eq!(distance(SignedDuration::from_secs(-4)), "in 4 s");
     }
 }

@@ -29,7 +29,9 @@ pub const WAIT_DEFAULT: Duration = Duration::from_mins(1);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoRoom {
     /// It can never have it.
-    #[error("it needs {needed} MiB, and the host's memory budget is {budget} MiB")]
+    #[error(
+        "it needs {needed} MiB with its emulator, and the host's memory budget is {budget} MiB in all"
+    )]
     TooLarge {
         /// MiB.
         needed: u64,
@@ -111,13 +113,9 @@ impl Budget {
     ) -> Result<Seat, NoRoom> {
         let mib = u64::from(memory_mib) + QEMU_MIB;
         let (granted, mut grant) = oneshot::channel();
+        self.check(memory_mib)?;
         let (number, budget) = {
             let mut inner = self.inner();
-            if let Some(budget) = inner.total_mib
-                && mib > budget
-            {
-                return Err(NoRoom::TooLarge { needed: mib, budget });
-            }
             inner.numbers += 1;
             let number = inner.numbers;
             let since_ms = clock::since_boot_ms();
@@ -132,6 +130,15 @@ impl Budget {
             return Ok(Seat { budget: self.clone(), mib });
         }
         Err(NoRoom::Taken { needed: mib, budget })
+    }
+
+    /// Refuses a guest of a size, MiB, that can never have room.
+    pub(crate) fn check(&self, memory_mib: u32) -> Result<(), NoRoom> {
+        let needed = u64::from(memory_mib) + QEMU_MIB;
+        match self.inner().total_mib {
+            Some(budget) if needed > budget => Err(NoRoom::TooLarge { needed, budget }),
+            _ => Ok(()),
+        }
     }
 
     /// Room for a guest of this size that nobody else waits for and nobody has to make; `None`: there is none.

@@ -234,7 +234,23 @@ impl Daemon {
                 daemon.terminals.remove(&id);
             }
         });
+        daemon.warn();
         Ok(daemon)
+    }
+
+    /// Says what will keep every sandbox from being made, before anybody makes one.
+    fn warn(&self) {
+        let name = crate::images::DEFAULT_NAME;
+        if let Err(error) = self.ground.image(name) {
+            tracing::warn!(
+                error = chain(&error),
+                "no sandbox can be made yet: there is no guest image `{name}`; `dormouse images build` makes it"
+            );
+        }
+        let memory_mib = api::sandbox::MEMORY_MIB_DEFAULT;
+        if let Err(error) = self.ground.budget.check(memory_mib) {
+            tracing::warn!("no sandbox of the usual size ({memory_mib} MiB) can run here: {error}");
+        }
     }
 
     /// Makes the template of the default image and size, so that the first sandbox does not wait for it.

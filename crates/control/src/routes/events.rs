@@ -331,7 +331,11 @@ fn summary(sandbox: &Sandbox) -> String {
                 Some(api::sandbox::SleepTier::Off) => ", powered off,",
                 None => "",
             };
-            format!("`{name}` sleeps{how} since {since}; anything that needs it wakes it")
+            let timer = match &sandbox.will_wake_at {
+                Some(at) => format!(", at the latest a timer of its own at {at}"),
+                None => String::new(),
+            };
+            format!("`{name}` sleeps{how} since {since}; anything that needs it wakes it{timer}")
         }
         Status::Failed => {
             let failure = sandbox.failure.as_deref().unwrap_or("it could not be started");

@@ -246,7 +246,8 @@ async fn s01_why_explains_in_every_status() {
     world.call("POST", "/v1/sandboxes/web/sleep", r#"{"tier": "disk"}"#).await;
     assert_eq!(
         why().await["summary"],
-        "`web` sleeps on disk since 2026-11-30T10:15:30.123Z; anything that needs it wakes it"
+        "`web` sleeps on disk since 2026-11-30T10:15:30.123Z; anything that needs it wakes it, at the latest a timer \
+         of its own at 2026-11-30T10:15:30.123Z"
     );
     world.call("POST", "/v1/sandboxes/web/execs", r#"{"command": "true"}"#).await;
     for _ in 0..1100 {

@@ -359,6 +359,7 @@ impl Host for Fake {
             awake_because: Vec::new(),
             waits_for: None,
             will_sleep_at: None,
+            will_wake_at: None,
             since: AT.into(),
             woke_because: None,
             failure: None,
@@ -512,6 +513,7 @@ impl Host for Fake {
             sandbox.sleep_tier = Some(tier.unwrap_or(SleepTier::Memory));
             sandbox.awake_because.clear();
             sandbox.will_sleep_at = None;
+            sandbox.will_wake_at = Some(AT.into());
         })?;
         self.say(id, "sandbox.slept", if why == SleepFor::Drain { "drained" } else { "asked for" });
         Ok(sandbox)
@@ -1092,6 +1094,7 @@ fn awake(sandbox: &mut Sandbox) {
         until: Some(AT.into()),
     }];
     sandbox.will_sleep_at = Some(AT.into());
+    sandbox.will_wake_at = None;
 }
 
 fn set_policy(sandbox: &mut Sandbox, policy: PolicyPatch) {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
@@ -37,9 +38,19 @@ pub(crate) async fn forward(client: &Client, arguments: ForwardArgs) -> Result<i
         eprintln!("{at} is port {port} of {name}");
         listeners.spawn(accept(client.clone(), name.clone(), port, listener, Arc::clone(&room)));
     }
-    // Until interrupted: then the connections end with this program.
-    while listeners.join_next().await.is_some() {}
-    Ok(0)
+    // Until interrupted: then the connections end with this program. Listened for, because a shell that begins it in the background
+    // (`&`) has it ignore SIGINT.
+    let listen = |kind| {
+        signal(kind).map_err(|error| Problem::new(format!("cannot listen for signals: {error}")))
+    };
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let ended_by = tokio::select! {
+        _ = interrupt.recv() => SignalKind::interrupt(),
+        _ = terminate.recv() => SignalKind::terminate(),
+        () = async { while listeners.join_next().await.is_some() {} } => return Ok(0),
+    };
+    Ok(128 + ended_by.as_raw_value())
 }
 
 async fn accept(

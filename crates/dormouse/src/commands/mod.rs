@@ -11,12 +11,13 @@ pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod images;
 pub(crate) mod project;
+mod sandbox_view;
 pub(crate) mod sandboxes;
 pub(crate) mod secrets;
 pub(crate) mod shell;
 pub(crate) mod snapshots;
+pub(crate) mod usage;
+pub(crate) mod volumes;
 
 /// Exit code of a program that writes to a pipe which nobody reads: that of the signal for it.
 const EXIT_NO_READER: i32 = 128 + 13;
-pub(crate) mod usage;
-pub(crate) mod volumes;

@@ -23,11 +23,19 @@ pub(crate) fn change(
 }
 
 fn spending(project: &Project, limit: u64) -> String {
-    let limited = format!("is limited to {limit} GiB-seconds awake a month");
+    let limited = format!("is limited to {} a month", in_hours(limit));
     project.spending.as_ref().map_or(limited.clone(), |spent| {
         let then = if spent.reached { "; reached: all sleep, and nothing wakes them" } else { "" };
-        format!("{limited}; {} used in {}{then}", spent.memory_gib_seconds, spent.month)
+        let used = in_hours(spent.memory_gib_seconds);
+        format!("{limited}; {used} used in {}{then}", spent.month)
     })
+}
+
+/// As `dormouse usage` tells it, and as it is set.
+fn in_hours(gib_seconds: u64) -> String {
+    let hundredths = gib_seconds / 36;
+    let (whole, rest) = (hundredths / 100, hundredths % 100);
+    format!("{whole}.{rest:02} GiB x hours awake ({gib_seconds} GiB x seconds)")
 }
 
 /// Shows the settings, after changing them if there is something to change.

@@ -1,18 +1,25 @@
 //! Making, listing, changing, sleeping, restarting, forking and deleting sandboxes; their links.
 
+use std::io::IsTerminal;
+use std::time::Duration;
+
 use api::checkpoint::CheckpointSetting;
 use api::sandbox::{
-    CreateSandbox, ForkList, ForkRequest, Forked, Lack, Link, PolicyPatch, RestartRequest, Sandbox,
-    SandboxPage, SleepRequest, SleepTier, Status, UpdateSandbox, WaitsFor,
+    CreateSandbox, ForkList, ForkRequest, Forked, Link, PolicyPatch, RestartRequest, Sandbox,
+    SandboxPage, SleepRequest, UpdateSandbox,
 };
 use hyper::http::request::Builder;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::sandbox_view::{print, status_name, status_text};
 use crate::cli::{CreateArgs, ForkArgs, ListArgs, PolicyArgs, SizeArgs, SleepArgs, UpdateArgs};
 use crate::client::{Client, full, quote, read_json};
 use crate::problem::Problem;
 use crate::show;
+
+/// A copy of what is there takes less on most machines.
+const TELL_AFTER: Duration = Duration::from_secs(2);
 
 pub(crate) async fn create(
     client: &Client,
@@ -113,10 +120,13 @@ pub(crate) async fn update(
     } = policy(arguments.policy);
     let body = UpdateSandbox {
         name: arguments.name,
-        labels: arguments.label.map(|labels| labels.into_iter().collect()),
+        labels: arguments
+            .label
+            .or(arguments.no_labels.then(Vec::new))
+            .map(|labels| labels.into_iter().collect()),
         sleep_after_seconds,
         memory_tier_seconds,
-        awake_ports,
+        awake_ports: awake_ports.or(arguments.no_awake_ports.then(Vec::new)),
         connection_idle_seconds,
         sleep_hold_max_ms,
         sleep_notice_ms,
@@ -231,13 +241,27 @@ pub(crate) async fn make<T: DeserializeOwned>(
     if let Some(key) = key {
         request = request.header("idempotency-key", key);
     }
-    let response = client.send(request, full(body)).await?;
+    let response = telling(client.send(request, full(body))).await?;
     if response.headers().contains_key("idempotency-replayed") {
         eprintln!(
             "note: made by an earlier request with this key; it may have been changed or deleted since"
         );
     }
     read_json(response).await
+}
+
+/// Waits for a sandbox that is being made, and says why that takes long where it does. Only to a person.
+async fn telling<T>(made: impl Future<Output = T>) -> T {
+    let mut made = std::pin::pin!(made);
+    if std::io::stderr().is_terminal() {
+        if let Ok(answer) = tokio::time::timeout(TELL_AFTER, &mut made).await {
+            return answer;
+        }
+        eprintln!(
+            "note: it is being made; the first one of an image and size takes longest, as it is booted for all that follow"
+        );
+    }
+    made.await
 }
 
 /// Deletes one.
@@ -282,123 +306,4 @@ fn print_changed(sandbox: &Sandbox, json: bool) -> Result<i32, Problem> {
         eprintln!("{}: {}", sandbox.name, status_text(sandbox));
     }
     Ok(0)
-}
-
-/// Everything a person asks about one, most important first.
-fn print(sandbox: &Sandbox) -> Result<(), Problem> {
-    let line = |label: &str, text: &str| show::data(&format!("{label:<12}{text}"));
-    line("name", &sandbox.name)?;
-    line("id", sandbox.id.as_str())?;
-    line("status", &format!("{} since {}", status_text(sandbox), show::time(&sandbox.since)))?;
-    if let Some(waits) = &sandbox.waits_for {
-        line("waits", &format!("{}, since {}", waits.text, show::time(&waits.since)))?;
-    }
-    for reason in &sandbox.awake_because {
-        let until = reason
-            .until
-            .as_deref()
-            .map(|at| format!(", until {}", show::time(at)))
-            .unwrap_or_default();
-        line("awake", &format!("{}{until}", reason.text))?;
-    }
-    let after = match sandbox.sleep_after_seconds {
-        Some(seconds) => format!("after {} of quiet", show::seconds(seconds)),
-        None => "never by itself".to_owned(),
-    };
-    match &sandbox.will_sleep_at {
-        Some(at) => line("sleeps", &format!("at {}, {after}", show::time(at)))?,
-        None => line("sleeps", &after)?,
-    }
-    let tier = match sandbox.memory_tier_seconds {
-        0 => "straight to disk".to_owned(),
-        seconds => format!("in memory for {}, then on disk", show::seconds(seconds)),
-    };
-    line("how", &tier)?;
-    if !sandbox.awake_ports.is_empty() {
-        let ports: Vec<String> = sandbox.awake_ports.iter().map(u16::to_string).collect();
-        let open = sandbox.awake_connections;
-        line("awake ports", &format!("{} ({open} connections)", ports.join(", ")))?;
-    }
-    if let Some(checkpoint) = &sandbox.checkpoint {
-        let every = show::seconds(checkpoint.every_seconds);
-        let last = match (&checkpoint.last_at, checkpoint.behind_seconds) {
-            (Some(at), Some(behind)) => {
-                let size = show::size(checkpoint.stored_bytes);
-                format!("last at {}, {} behind, {size}", show::time(at), show::seconds(behind))
-            }
-            _ => "none yet".to_owned(),
-        };
-        line("checkpoints", &format!("each {every} awake; {last}"))?;
-        if let Some(error) = &checkpoint.error {
-            line("", error)?;
-        }
-    }
-    if let Some(cause) = &sandbox.woke_because {
-        line("woken by", cause)?;
-    }
-    if let Some(failure) = &sandbox.failure {
-        let code =
-            sandbox.failure_code.as_deref().map(|code| format!(" ({code})")).unwrap_or_default();
-        line("failure", &format!("{failure}{code}"))?;
-    }
-    line("image", &sandbox.image)?;
-    line("size", &format!("{} cpu, {} MiB", sandbox.cpus, sandbox.memory_mib))?;
-    for drive in &sandbox.drives {
-        let how = match (drive.read_only, drive.copy) {
-            (false, false) => "",
-            (true, false) => " (read-only)",
-            (false, true) => " (a copy)",
-            (true, true) => " (a copy, read-only)",
-        };
-        line("drive", &format!("{} at {}{how}", drive.name, drive.path))?;
-    }
-    for volume in &sandbox.volumes {
-        line("volume", &format!("{} at {}", volume.name, volume.path))?;
-    }
-    line("address", &sandbox.address)?;
-    if let Some(address) = &sandbox.ipv6_address {
-        line("ipv6", address)?;
-    }
-    line("life", &sandbox.life.to_string())?;
-    line("created", &show::time(&sandbox.created_at))?;
-    if let Some(parent) = &sandbox.forked_from {
-        line("fork of", parent.as_str())?;
-    }
-    if !sandbox.labels.is_empty() {
-        let labels: Vec<String> =
-            sandbox.labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
-        line("labels", &labels.join(","))?;
-    }
-    Ok(())
-}
-
-fn status_text(sandbox: &Sandbox) -> String {
-    let status = match (sandbox.status, sandbox.sleep_tier) {
-        (Status::Sleeping, Some(tier)) => format!("sleeping ({})", tier_name(tier)),
-        (status, _) => status_name(status).to_owned(),
-    };
-    match &sandbox.waits_for {
-        None => status,
-        Some(WaitsFor { what: Lack::Disk, .. }) => format!("{status}, stands still (disk full)"),
-        Some(WaitsFor { what: Lack::Memory, .. }) => format!("{status}, waits for memory"),
-        Some(WaitsFor { what: Lack::Spending, .. }) => format!("{status}, spending limit"),
-    }
-}
-
-fn status_name(status: Status) -> &'static str {
-    match status {
-        Status::Starting => "starting",
-        Status::Running => "running",
-        Status::Sleeping => "sleeping",
-        Status::Failed => "failed",
-    }
-}
-
-fn tier_name(tier: SleepTier) -> &'static str {
-    match tier {
-        SleepTier::Memory => "memory",
-        SleepTier::Disk => "disk",
-        SleepTier::Store => "store",
-        SleepTier::Off => "off",
-    }
 }

@@ -1,5 +1,7 @@
 //! What sandboxes have used, and putting all of them to sleep.
 
+use std::time::Duration;
+
 use api::drain::{DrainReport, DrainRequest};
 use api::usage::{SandboxUsage, Usage, UsageReport};
 
@@ -10,6 +12,11 @@ use crate::show;
 
 /// Headings of the table.
 const HEADINGS: [&str; 7] = ["NAME", "AWAKE", "IN MEMORY", "ON DISK", "CPU", "GIB x HOURS", "KEPT"];
+
+/// How long a daemon that was told to end is waited for. It takes a second or two.
+const END_TIME_MAX: Duration = Duration::from_secs(30);
+/// How often is looked whether it has.
+const END_LOOK_EVERY: Duration = Duration::from_millis(50);
 
 pub(crate) async fn usage(client: &Client, name: Option<&str>, json: bool) -> Result<i32, Problem> {
     if let Some(name) = name {
@@ -37,6 +44,10 @@ pub(crate) async fn usage(client: &Client, name: Option<&str>, json: bool) -> Re
 pub(crate) async fn drain(client: &Client, stop: bool, json: bool) -> Result<i32, Problem> {
     let report: DrainReport =
         client.json("POST", "/v1/drain", Some(&DrainRequest { stop })).await?;
+    let ends = stop && report.left.is_empty();
+    if ends && !has_ended(client).await {
+        eprintln!("note: the daemon answers still, after {} s", END_TIME_MAX.as_secs());
+    }
     if json {
         show::json(&report)?;
     } else {
@@ -46,6 +57,16 @@ pub(crate) async fn drain(client: &Client, stop: bool, json: bool) -> Result<i32
         }
     }
     Ok(i32::from(!report.left.is_empty()))
+}
+
+/// Waits until the daemon answers no more.
+async fn has_ended(client: &Client) -> bool {
+    let ends = async {
+        while client.get::<serde::de::IgnoredAny>("/v1/health").await.is_ok() {
+            tokio::time::sleep(END_LOOK_EVERY).await;
+        }
+    };
+    tokio::time::timeout(END_TIME_MAX, ends).await.is_ok()
 }
 
 fn row(name: &str, usage: &Usage) -> Vec<String> {

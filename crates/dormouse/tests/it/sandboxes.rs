@@ -92,14 +92,14 @@ async fn the_life_of_a_sandbox() {
         &world,
         &["why", "web"],
         expect![[r#"
-        `web` sleeps on disk since 2026-11-30T10:15:30.123Z; anything that needs it wakes it
-        slept 1×, woken 0×
+            `web` sleeps on disk since 2026-11-30T10:15:30.123Z; anything that needs it wakes it, at the latest a timer of its own at 2026-11-30T10:15:30.123Z
+            slept 1×, woken 0×
 
-        2026-11-30T10:15:30.123Z  created    made
-        2026-11-30T10:15:30.123Z  running    its guest runs
-        2026-11-30T10:15:30.123Z  slept      asked for
-        --- exit 0
-    "#]],
+            2026-11-30T10:15:30.123Z  created    made
+            2026-11-30T10:15:30.123Z  running    its guest runs
+            2026-11-30T10:15:30.123Z  slept      asked for
+            --- exit 0
+        "#]],
     )
     .await;
     check(
@@ -109,6 +109,7 @@ async fn the_life_of_a_sandbox() {
             name        api
             id          <sandbox-id>
             status      sleeping (disk) since 2026-11-30T10:15:30Z (<age>)
+            wakes       for a timer of its own at 2026-11-30T10:15:30Z (<age>), or when it is needed
             sleeps      never by itself
             how         in memory for 5 min, then on disk
             image       default
@@ -121,6 +122,44 @@ async fn the_life_of_a_sandbox() {
         "#]],
     )
     .await;
+    check(
+        &world,
+        &[
+            "sandboxes",
+            "update",
+            "api",
+            "--no-labels",
+            "--awake-port",
+            "9222",
+            "--sleep-notice-ms",
+            "2000",
+            "--connection-idle-seconds",
+            "60",
+            "--delete-after-idle-ms",
+            "3600000",
+        ],
+        expect![[r#"
+            name        api
+            id          <sandbox-id>
+            status      sleeping (disk) since 2026-11-30T10:15:30Z (<age>)
+            wakes       for a timer of its own at 2026-11-30T10:15:30Z (<age>), or when it is needed
+            sleeps      never by itself
+            how         in memory for 5 min, then on disk
+            notice      2 s before it sleeps
+            connections closed after 60 s without a byte
+            deleted     when it has slept for 60 min
+            awake ports 9222 (0 connections)
+            image       default
+            size        1 cpu, 512 MiB
+            address     10.0.0.2
+            life        1
+            created     2026-11-30T10:15:30Z (<age>)
+            --- exit 0
+        "#]],
+    )
+    .await;
+    let cleared = world.run(&["sandboxes", "update", "api", "--no-awake-ports"]).await;
+    assert!(!cleared.contains("awake ports") && cleared.contains("notice"), "{cleared}");
     check(
         &world,
         &["fork", "api", "--name", "api2"],

@@ -191,6 +191,13 @@ pub(crate) fn spending_error() -> ApiError {
         .hint("it sleeps and keeps everything; raise `spending_limit` of the project, or wait for the next month")
 }
 
+/// However long it waited there would not be room for it.
+pub(crate) fn never_fits_error(error: &crate::budget::NoRoom) -> ApiError {
+    let mut error = ApiError::new(Code::NoCapacity, format!("it can never be woken here: {error}"));
+    error.retryable = false;
+    error.hint("nothing of it is lost; start the daemon with a larger `--memory-budget-mib`, or without one")
+}
+
 /// The host lacks something for now; the sandbox sleeps on, whole.
 pub(super) fn shortage_error(code: FailureCode, failure: Option<&str>) -> ApiError {
     let code = if code == FailureCode::DiskFull { Code::NoSpace } else { Code::NoCapacity };

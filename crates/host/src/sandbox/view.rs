@@ -49,6 +49,7 @@ pub(crate) fn known(
         // The task adds it, where there is any.
         waits_for: None,
         will_sleep_at: core.will_sleep_at(now).map(time),
+        will_wake_at: core.will_wake_at().map(time),
         since: rfc3339(manifest.since.unix_ms_now()),
         // The task adds it.
         woke_because: None,

@@ -40,6 +40,7 @@ impl Daemon {
         if let Some(snapshot) = new.snapshot.clone() {
             return self.create_from_snapshot(new, &snapshot).await;
         }
+        self.check_size(new.memory_mib).inspect_err(|_| self.pool.release(&new.id))?;
         let image = self.ground.image(&new.image).map_err(|error| image_error(&error))?;
         let mut policy = Policy::new(self.ground.settings.memory_tier.as_secs());
         policy.apply(&new.policy);
@@ -135,6 +136,7 @@ impl Daemon {
         policy.apply(&new.policy);
         policy.boxed.clone_from(&new.boxed);
         self.claim_checkpoints(&new.id, new.epoch, &new.policy).await?;
+        self.check_size(note.of.memory_mib)?;
         let mut env = note.of.env.clone();
         env.extend(new.env.clone());
         let manifest = |slot| Manifest {
@@ -199,6 +201,15 @@ impl Daemon {
             return Err(unmade(&handle, error).await);
         }
         handle.view().await.map(|known| known.sandbox)
+    }
+
+    /// Refuses one that could never have room in memory, before anybody waits for it.
+    fn check_size(&self, memory_mib: u32) -> Result<(), ApiError> {
+        self.ground.budget.check(memory_mib).map_err(|error| {
+            ApiError::unprocessable("memory_mib", format!("it can never run here: {error}")).hint(
+                "ask for less memory, or start the daemon with a larger `--memory-budget-mib`",
+            )
+        })
     }
 
     /// Founds a sandbox: slot, folder, manifest that says "creating".

@@ -10,11 +10,12 @@ use serde_json::Map;
 use tokio::sync::oneshot;
 
 use super::{Halt, Task, now};
+use crate::budget::NoRoom;
 use crate::clock::{rfc3339, unix_ms_of};
 use crate::exec::stands_still_error;
 use crate::guest::LinkState;
 use crate::sandbox::replies::{
-    Goal, WAITERS_MAX, Waiter, leaving_error, needed_error, refusal_error,
+    Goal, WAITERS_MAX, Waiter, leaving_error, needed_error, never_fits_error, refusal_error,
 };
 use crate::sandbox::work::{CaptureTo, chain};
 use crate::sandbox::{CallGuard, Message, Ready, story, view};
@@ -144,6 +145,10 @@ impl Task {
             drop(reply.send(Err(ApiError::new(Code::NoCapacity, text))));
             return;
         }
+        if let Some(error) = self.never_fits() {
+            drop(reply.send(Err(never_fits_error(&error))));
+            return;
+        }
         match self.core.handle_call_began(now(), call) {
             Ok(Served::Now) if self.halt.as_ref().is_some_and(Halt::has_told) => {
                 self.core.handle_call_ended(now(), call.kind);
@@ -168,6 +173,13 @@ impl Task {
             }
             Err(refusal) => drop(reply.send(Err(refusal_error(refusal, self.failure.as_deref())))),
         }
+    }
+
+    /// Whether it sleeps, and the host will never have room for it.
+    fn never_fits(&self) -> Option<NoRoom> {
+        let has_room = self.body.as_ref().is_none_or(|body| body.seat.is_some());
+        let memory_mib = self.record.with(|manifest| manifest.memory_mib);
+        if has_room { None } else { self.ground.budget.check(memory_mib).err() }
     }
 
     /// Whether it would sleep through everything now (S23).
