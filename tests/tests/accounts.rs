@@ -164,6 +164,8 @@ fn b14_b20_without_credit_boxes_freeze_at_once_and_go_on_with_more() {
         assert_eq!(acme.refused("POST", &exec, &json!({ "command": "true" })).0, 402);
         let view = acme.done("GET", &format!("/v1/boxes/{id}"), &Value::Null);
         assert_eq!(view["status"], "frozen");
+        let why = view["statusReason"].as_str().expect("why").to_owned();
+        assert!(why.contains("has no credit"), "{why}");
 
         let body = json!({ "credit": 1000 });
         done(lab, "PUT", "/v1/accounts/acme/credit", &body);

@@ -467,6 +467,31 @@ fn b03_b15_stop_works_on_a_frozen_box_and_wake_is_use() {
     });
 }
 
+#[test]
+fn b02_a_box_that_was_frozen_for_its_host_says_why() {
+    isolated(test_name!(), |lab| {
+        set_up(lab, &[]);
+        let id = id_of(&start(lab, &json!({ "goal": "x" })));
+        let why = |lab: &e2e::Lab| {
+            let view = wait_status(lab, &id, "frozen");
+            view["statusReason"].as_str().expect("why").to_owned()
+        };
+        lab.ok(&["drain"]);
+        assert!(why(lab).contains("its host was emptied"), "{}", why(lab));
+        let events = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+        let last = events["events"].as_array().and_then(|all| all.last()).expect("one").clone();
+        assert_eq!(last["reason"], "sleeps on disk: the host is being emptied", "{events}");
+        // Thawed it is as any other, and so when it freezes for want of use.
+        boxes::sh(lab, &id, "true");
+        assert_eq!(boxes::view(lab, &id)["statusReason"], Value::Null);
+        lab.ok(&["project", "--spending-limit", "1"]);
+        assert!(why(lab).contains("a limit on spending is reached"), "{}", why(lab));
+        lab.ok(&["project", "--spending-limit", "none"]);
+        boxes::sh(lab, &id, "true");
+        done(lab, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
+    });
+}
+
 /// How long without activity freezes a box here; the long form asks for ten seconds.
 fn freeze_seconds() -> u64 {
     std::env::var("DORMOUSE_SOAK_FREEZE_SECONDS")

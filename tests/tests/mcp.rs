@@ -1,6 +1,6 @@
 //! The tools of AI agents over the Model Context Protocol, on real guests.
 
-use e2e::boxes::{call, set_up, view, wait_status};
+use e2e::boxes::{call, done, set_up, start, view, wait_status};
 use e2e::mcp::{Http, REVISION, messages, meta, post, text, token};
 use e2e::{isolated, test_name};
 use serde_json::{Value, json};
@@ -197,9 +197,16 @@ fn b41_t15_t19_a_start_waits_for_room_as_long_as_the_client_can_and_tells_progre
     isolated(test_name!(), |lab| {
         set_up(
             lab,
-            &[("DORMOUSE_MEMORY_BUDGET_MIB", "300"), ("DORMOUSE_MEMORY_WAIT_SECONDS", "1")],
+            &[("DORMOUSE_MEMORY_BUDGET_MIB", "700"), ("DORMOUSE_MEMORY_WAIT_SECONDS", "1")],
         );
         let mut mcp = Http::new(lab);
+        // For what there will never be room nobody waits.
+        let large = json!({ "goal": "wait", "size": 2, "waitForCapacitySec": 1800 });
+        let told = mcp.refused("sandbox_start", large);
+        assert!(told.starts_with("it can never run here: "), "{told}");
+        let (status, refused) = call(lab, "POST", "/v1/boxes", &json!({ "size": 2 }));
+        assert_eq!((status, &refused["field"]), (422, &json!("size")), "{refused}");
+        let first = start(lab, &json!({ "goal": "takes the room there is" }));
         let told = mcp.refused("sandbox_start", json!({ "goal": "wait" }));
         assert!(told.starts_with("no box capacity right now: "), "{told}");
         assert!(told.contains("No box was created by this call."), "{told}");
@@ -219,6 +226,8 @@ fn b41_t15_t19_a_start_waits_for_room_as_long_as_the_client_can_and_tells_progre
         assert!(line.ends_with("of 20s; trying again in 15s."), "{line}");
         let error = text(&last["result"]);
         assert!(error.contains("and gave up: nothing became free."), "{error}");
+        let id = first["id"].as_str().expect("an id");
+        done(lab, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);
     });
 }
 

@@ -39,7 +39,7 @@ pub struct BoxExec {
     /// Answer at once; it goes on by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub background: bool,
-    /// It changes nothing: allowed while a person holds the screen.
+    /// It changes nothing in the box.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
     /// Kill it after so many seconds (1-86400); default: never.

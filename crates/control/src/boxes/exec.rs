@@ -135,8 +135,8 @@ async fn begin(
     // What the call itself says comes first.
     env.extend(request.env.clone());
     let exec = ExecRequest {
-        // Both streams in one, in the order in which they are written.
-        command: Some(format!("exec 2>&1\n{command}")),
+        // Both streams in one, in the order in which they are written; in one line with it, by which bash counts in what it says.
+        command: Some(format!("exec 2>&1;{command}")),
         cwd: request.cwd.clone(),
         env,
         timeout_ms: request.timeout_sec.map(|seconds| seconds * 1000),

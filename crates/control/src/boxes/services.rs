@@ -101,7 +101,7 @@ fn check_one(place: usize, service: &ServiceSpec) -> Result<(), ApiError> {
             .hint("let your process listen on another port; callers keep dialing the name's own"));
     }
     if service.target_port.is_none() && AGENT_PORTS.contains(&service.port) {
-        let what = if service.port == 80 { "scene entry" } else { "interface" };
+        let what = if service.port == 80 { "way to the first service" } else { "interface" };
         let text = format!(
             "port {0} in the box is the guest agent's {what}; add targetPort, the port your process listens on — callers keep dialing {name}:{0}",
             service.port

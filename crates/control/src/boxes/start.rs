@@ -125,6 +125,14 @@ async fn with_room<T, F: Future<Output = Result<T, Failure>>>(
             {
                 error
             }
+            // What its sandbox calls `memory_mib`.
+            Err(Failure::Told(error))
+                if error.code == Code::Unprocessable
+                    && error.field.as_deref() == Some("memory_mib") =>
+            {
+                let error = ApiError { field: Some("size".to_owned()), ..error };
+                return Err(error.into());
+            }
             Err(failure) => return Err(failure),
         };
         let waited = begun.elapsed();
@@ -308,10 +316,20 @@ fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiE
 
 fn next(started: &api::boxes::view::BoxView) -> String {
     let copy = "Copy your project into /work with sandbox_sync, then run it with sandbox_exec (background: true for servers)";
-    match (&started.web_url, started.services.is_empty()) {
+    let next = match (&started.web_url, started.services.is_empty()) {
         (Some(url), _) => format!("{copy}; a person opens it at {url}"),
-        (None, false) => format!("{copy}; its services are reached by their names inside the box."),
+        (None, false) => format!(
+            "{copy}; its services are reached by their names inside the box. None has web: true; the box's own URL leads to the one \
+             that was declared first."
+        ),
         (None, true) => format!("{copy}. No service is declared, so its URL answers 503."),
+    };
+    match &started.external_base_url {
+        Some(base) => format!(
+            "{next} Its services are in external mode: requests to their names go to {base}. sandbox_wire leads one to a process of the \
+             box once that listens, and back."
+        ),
+        None => next,
     }
 }
 
@@ -349,7 +367,7 @@ async fn restore(app: &App, who: &Who, id: &str) -> Result<Started, Failure> {
         "It is back as it was when it froze: /work, programs, id and URLs. No host has room to run it just now, so it is frozen; \
          the next call that acts on it thaws it."
     } else {
-        "It is back as it was when it froze, and running: /work, programs, id and URLs. A phone that was attached is not."
+        "It is back as it was when it froze, and running: /work, programs, id and URLs."
     };
     let body = StartedBox {
         started,

@@ -57,11 +57,12 @@ fn warning(id: &SandboxId, stops_at: u64) -> Option<String> {
     if left_ms > WARN_BEFORE_MS {
         return None;
     }
+    let minutes = left_ms.div_ceil(60_000);
+    let unit = if minutes == 1 { "minute" } else { "minutes" };
     Some(format!(
-        "box {id}: the idle rules stop it for good at {} (in {} minutes) unless something uses it before then, and /work goes \
+        "box {id}: the idle rules stop it for good at {} (in {minutes} {unit}) unless something uses it before then, and /work goes \
          with it.",
-        rfc3339(stops_at),
-        left_ms.div_ceil(60_000)
+        rfc3339(stops_at)
     ))
 }
 
@@ -91,7 +92,9 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
     let life = known.map(|(_, life)| life);
     let (status, reason) = match (life, &record.ended) {
         (_, Some(ended)) => (ended.status, Some(ended.reason.clone())),
-        (Some(life), None) => (life.status, life.reason.clone()),
+        (Some(life), None) => {
+            (life.status, without_credit(app, record, life).or(life.reason.clone()))
+        }
         // Its host does not have it, or not yet.
         (None, None) => (BoxStatus::Interrupted, Some("its host does not have it".to_owned())),
     };
@@ -141,6 +144,13 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
         said: record.timeline.iter().rev().find_map(|event| event.said.clone()),
         box_url_access: url_access(app, &record.account),
     }
+}
+
+/// That it is kept frozen for want of credit (B14), which its host does not know.
+fn without_credit(app: &App, record: &BoxRecord, life: &BoxLife) -> Option<String> {
+    let account = app.accounts().get(&record.account)?;
+    let waits = life.status == BoxStatus::Frozen && account.credit_ms == Some(0);
+    waits.then(|| "the account has no credit: it stays frozen and keeps everything, and goes on when there is credit again".to_owned())
 }
 
 /// That its URLs open for some addresses only (T20).

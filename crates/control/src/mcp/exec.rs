@@ -25,7 +25,7 @@ it has not ended by then it runs on by itself: running is true, and the same too
 same where truncated is true: at most 30000 bytes come at once (maxBytes asks for more).
 
 background: true answers at once with an execId and is meant for servers and long builds; let servers listen on 0.0.0.0. Read its output \
-later with execId. readOnly: true says that it changes nothing: allowed while a person holds the screen. Commands share the box's files \
+later with execId and waitSec: 0 (without waitSec that call waits for the command's end as any other). readOnly: true says that it changes nothing. Commands share the box's files \
 and network, but each is a shell of its own: `cd` and variables do not carry over.";
 
 pub(super) fn exec_tool() -> Tool {
@@ -35,11 +35,14 @@ pub(super) fn exec_tool() -> Tool {
 pub(super) async fn exec(call: &Call, arguments: JsonObject) -> Result<Outcome, Failure> {
     let (id, request): (_, BoxExec) = read_about(arguments)?;
     let way = Way { bytes: OUTPUT_BYTES, waits: Some(call.waits), notes: true };
+    // Nobody waits for the end of a server.
+    let wait_sec = if request.background { Some(0) } else { request.wait_sec };
     let done = boxes::exec(&call.app, &call.who, &id, way, request).await?;
-    Outcome::new(exec_text(&id, &done), &done)
+    Outcome::new(exec_text(&id, wait_sec, &done), &done)
 }
 
-fn exec_text(id: &str, done: &BoxExecResult) -> String {
+/// `wait_sec`: how long the call that reads on waits for more; `None`: as long as the client can.
+fn exec_text(id: &str, wait_sec: Option<u64>, done: &BoxExecResult) -> String {
     let mut text = String::new();
     if let Some(note) = &done.note {
         text = format!("[{note}]\n");
@@ -65,7 +68,10 @@ fn exec_text(id: &str, done: &BoxExecResult) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "[{state}]");
     } else {
-        let call = serde_json::json!({ "id": id, "execId": exec_id, "offset": next_offset });
+        let mut call = serde_json::json!({ "id": id, "execId": exec_id, "offset": next_offset });
+        if let Some(wait_sec) = wait_sec {
+            call["waitSec"] = wait_sec.into();
+        }
         let _ = write!(text, "[{state}; {more}: sandbox_exec {call}]");
     }
     text
@@ -119,19 +125,20 @@ mod tests {
 
     #[test]
     fn the_text_says_how_it_ended_and_how_to_read_on() {
-        assert_eq!(exec_text("b", &done()), "ok\n[exit code 0]");
+        assert_eq!(exec_text("b", None, &done()), "ok\n[exit code 0]");
         let runs = BoxExecResult { running: true, exit_code: None, ..done() };
         assert_eq!(
-            exec_text("b", &runs),
+            exec_text("b", None, &runs),
             "ok\n[it runs; read on later: sandbox_exec {\"id\":\"b\",\"execId\":\"e1\",\"offset\":2}]"
         );
+        assert!(exec_text("b", Some(0), &runs).ends_with("\"offset\":2,\"waitSec\":0}]"));
         let long = BoxExecResult { truncated: true, note: Some("Thawed.".into()), ..done() };
         assert_eq!(
-            exec_text("b", &long),
+            exec_text("b", None, &long),
             "[Thawed.]\nok\n[exit code 0; there is more output: sandbox_exec {\"id\":\"b\",\"execId\":\"e1\",\"offset\":2}]"
         );
         let killed =
             BoxExecResult { exit_code: None, signal: Some(9), output: String::new(), ..done() };
-        assert_eq!(exec_text("b", &killed), "[ended by signal 9]");
+        assert_eq!(exec_text("b", None, &killed), "[ended by signal 9]");
     }
 }

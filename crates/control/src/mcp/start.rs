@@ -26,8 +26,12 @@ too: people see it as the box's title.
 services declares what runs in it by the names that its programs call: {name, port, targetPort, web}. Each name has an address of its \
 own in the box and name:port reaches the process that listens on targetPort (default: port) on 0.0.0.0. web: true gives it a URL that a \
 person opens in a browser (never for an API, a database or JSON). Ports 80 and 9095 of the box are taken: what is called on port 80 \
-needs another targetPort. fromBox makes a name lead to a service in another box of yours. A URL's key is its only guard: share it with \
-those only who may use the service.
+needs another targetPort. fromBox makes a name lead to a service in another box of yours. The box's own URL (sceneUrl) leads to the service \
+that is declared first, with web or without: declare first what a person may see. A URL's key is its only guard: share it with those \
+only who may use the service.
+
+externalBaseUrl is for services that run elsewhere as long as their process does not run in the box: all start in external mode, and \
+requests to name:port go there. sandbox_wire then leads a name to a process of the box, and back.
 
 Idle rules: An idle box is frozen after 10 minutes without a call, with /work kept; the next call thaws it. A frozen box is stopped \
 for good 24 hours after its last use. idleTimeoutMin sets your own limit instead of these: the box stops for good after that many \

@@ -42,7 +42,11 @@ pub(super) fn tell(
         What::Slept { tier, cause } => {
             data.insert("tier".to_owned(), json!(tier_word(*tier)));
             data.insert("cause".to_owned(), json!(sleep_cause(*cause).0));
-            ("slept", format!("sleeps {}", tier_phrase(*tier)))
+            let why = match cause {
+                SleepCause::Idle => String::new(),
+                cause => format!(": {}", sleep_cause(*cause).1),
+            };
+            ("slept", format!("sleeps {}{why}", tier_phrase(*tier)))
         }
         What::Demoted => {
             data.insert("tier".to_owned(), json!("disk"));

@@ -6,7 +6,7 @@ use api::boxes::{BoxBlocker, BoxFreeze, BoxLife, BoxLimits, BoxStatus};
 use api::drive::{AttachVolume, SandboxDrive};
 use api::host::Known;
 use api::sandbox::{AwakeReason, Sandbox, SleepTier, Status};
-use lifecycle::{Activity, BoxPolicy, Death, Phase, Start, Time};
+use lifecycle::{Activity, BoxPolicy, Death, Phase, SleepCause, Start, Time};
 
 use super::story;
 use crate::clock::{self, rfc3339, unix_ms_of};
@@ -148,7 +148,38 @@ fn box_reason(core: &lifecycle::Sandbox) -> Option<String> {
             code => format!("it failed ({})", code.as_str()),
         });
     }
-    core.last_death().map(|death| match death {
+    if let Some(death) = core.last_death() {
+        return Some(death_reason(death));
+    }
+    asleep_reason(core).map(str::to_owned)
+}
+
+/// Why it sleeps, where that is not for want of use.
+fn asleep_reason(core: &lifecycle::Sandbox) -> Option<&'static str> {
+    if core.status() != lifecycle::Status::Sleeping {
+        return None;
+    }
+    if core.is_withheld() {
+        return Some(
+            "a limit on spending is reached: it stays frozen and keeps everything until the limit is raised or the month is over",
+        );
+    }
+    match core.last_sleep()?.cause {
+        SleepCause::Shutdown | SleepCause::Drain => Some(
+            "its host was emptied, as before it goes down; the next call that acts on it thaws it",
+        ),
+        SleepCause::Asked => {
+            Some("somebody put it to sleep by hand; the next call that acts on it thaws it")
+        }
+        SleepCause::Spending => {
+            Some("a limit on spending was reached; the next call that acts on it thaws it")
+        }
+        SleepCause::Idle | SleepCause::HoldCap | SleepCause::IdleTimeout => None,
+    }
+}
+
+fn death_reason(death: Death) -> String {
+    match death {
         Death::Poweroff => {
             "it powered itself off: its processes are lost, what was on its disk is there"
                 .to_owned()
@@ -159,7 +190,7 @@ fn box_reason(core: &lifecycle::Sandbox) -> Option<String> {
         Death::Panic | Death::Killed => {
             "its machine ended: its processes are lost, what was on its disk is there".to_owned()
         }
-    })
+    }
 }
 
 fn drives(manifest: &Manifest) -> Vec<SandboxDrive> {
