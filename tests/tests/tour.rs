@@ -14,6 +14,17 @@ fn tour() -> String {
     block.split_once("```").expect("the block ends").0.to_owned()
 }
 
+/// What stands before each block that is run here.
+const MARK: &str = "<!-- Run by an end-to-end test, word for word. -->\n```sh\n";
+
+/// The blocks after the tour, in their order.
+fn blocks_after_the_tour() -> String {
+    let readme =
+        std::fs::read_to_string(e2e::lab::workspace().join("README.md")).expect("README.md");
+    let blocks = readme.split(MARK).skip(2);
+    blocks.map(|block| block.split_once("```").expect("the block ends").0).collect()
+}
+
 /// Runs a script as a person would paste it; answers what it printed.
 fn run(lab: &Lab, script: &str) -> String {
     let bin = lab.program();
@@ -62,5 +73,23 @@ fn readme_tour_with_the_five_quiet_seconds_that_it_speaks_of() {
         assert_eq!(counts(&stdout), ["1", "2", "3", "3"], "what the counter answered");
         assert!(stdout.contains("sleeping (memory)"), "it slept, and how is told");
         assert!(stdout.contains("port 8000"), "the timeline names what woke it");
+    });
+}
+
+#[test]
+fn readme_blocks_after_the_tour_word_for_word() {
+    isolated(test_name!(), |lab| {
+        let blocks = blocks_after_the_tour();
+        assert!(
+            blocks.contains("snapshots create") && blocks.contains("volumes create"),
+            "{blocks}"
+        );
+        let stdout = run(lab, &format!("set -eu\n{blocks}"));
+        for said in ["began\nended\n", "kept\n", "counter\n"] {
+            assert!(stdout.contains(said), "not `{said}`: {stdout}");
+        }
+        lab.ok(&["snapshots", "delete", "ready"]);
+        lab.ok(&["drives", "delete", "data"]);
+        lab.ok(&["volumes", "delete", "examples"]);
     });
 }

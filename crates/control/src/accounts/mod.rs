@@ -137,12 +137,18 @@ impl Accounts {
         Ok(account)
     }
 
+    /// Whether the account's credit is counted and used up. Asked for each request, so nothing is copied.
+    pub(crate) fn lacks_credit(&self, id: &str) -> bool {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(id).is_some_and(|account| account.credit_ms == Some(0))
+    }
+
     /// Ends when the account has no credit left; where none is counted: never.
     pub(crate) async fn without_credit(&self, id: &str) {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
-            if self.get(id).is_some_and(|account| account.credit_ms == Some(0)) {
+            if self.lacks_credit(id) {
                 return;
             }
             // Its sender is here.

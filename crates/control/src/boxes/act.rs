@@ -131,11 +131,8 @@ pub(crate) async fn while_paid<T>(
 
 /// What keeps it frozen, where its host only knows that something does.
 fn told(app: &App, record: &BoxRecord, error: ApiError) -> ApiError {
-    let account = app.accounts().get(&record.account);
     match error.code {
-        Code::SpendingLimit if account.is_some_and(|account| account.credit_ms == Some(0)) => {
-            no_credit()
-        }
+        Code::SpendingLimit if app.accounts().lacks_credit(&record.account) => no_credit(),
         _ => error,
     }
 }

@@ -148,8 +148,7 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
 
 /// That it is kept frozen for want of credit (B14), which its host does not know.
 fn without_credit(app: &App, record: &BoxRecord, life: &BoxLife) -> Option<String> {
-    let account = app.accounts().get(&record.account)?;
-    let waits = life.status == BoxStatus::Frozen && account.credit_ms == Some(0);
+    let waits = life.status == BoxStatus::Frozen && app.accounts().lacks_credit(&record.account);
     waits.then(|| "the account has no credit: it stays frozen and keeps everything, and goes on when there is credit again".to_owned())
 }
 

@@ -91,12 +91,22 @@ pub(super) async fn pass_on(
     }
     let what = format!("request through the link to port {port}");
     let caller = Caller { what, peer: passing.peer };
+    // Taken before it is held, which it is only while it is awake: so no freeze is missed.
+    let freezes = passing.is_box.then(|| app.machines().rest_of(id));
     let hold = match app.host().hold(id, HoldKind::Request, caller.clone()).await {
         Ok(hold) => hold,
         Err(error) => return Err((Some(request), error)),
     };
-    let passed = pass_held(app, id, port, caller, request, passing, hold).await;
+    let held = Awake { hold, freezes };
+    let passed = pass_held(app, id, port, caller, request, passing, held).await;
     passed.map_err(|error| (None, error))
+}
+
+/// A sandbox that is held awake for a request.
+struct Awake {
+    hold: Answer<Box<dyn Hold>>,
+    /// The next time that it may be frozen nevertheless; `None`: it is no box.
+    freezes: Option<CancellationToken>,
 }
 
 async fn pass_held(
@@ -106,7 +116,7 @@ async fn pass_held(
     caller: Caller,
     mut request: Request<Incoming>,
     passing: &Passing<'_>,
-    hold: Answer<Box<dyn Hold>>,
+    Awake { hold, freezes }: Awake,
 ) -> Result<Response<Body>, ApiError> {
     let machine = app.machines().end_of(id);
     let visit = (!passing.external).then(|| app.pool().visit(id, port));
@@ -127,8 +137,8 @@ async fn pass_held(
         app,
         id,
         port,
-        passing,
         hold: &*hold.value,
+        freezes: freezes.as_ref(),
         machine: &machine,
         activity: &activity,
     };
@@ -236,8 +246,8 @@ struct Waiting<'a> {
     app: &'a App,
     id: &'a api::SandboxId,
     port: u16,
-    passing: &'a Passing<'a>,
     hold: &'a dyn Hold,
+    freezes: Option<&'a CancellationToken>,
     machine: &'a CancellationToken,
     activity: &'a Activity,
 }
@@ -251,7 +261,7 @@ impl Waiting<'_> {
             () = self.machine.cancelled() => Err(machine_ended(port)),
             error = self.hold.stands_still() => Err(error),
             // Past the time in which requests hold it a box freezes under them (B9); nobody is held then (B19).
-            () = frozen(app, id), if self.passing.is_box => {
+            () = frozen(app, id, self.freezes) => {
                 Err(ApiError::new(Code::BoxFrozen, "the box was frozen before it had answered"))
             }
             () = self.activity.silence(limit) => Err(too_late(port, limit)),
@@ -282,16 +292,19 @@ impl Waiting<'_> {
     }
 }
 
-/// Waits until a box is frozen.
-async fn frozen(app: &App, id: &api::SandboxId) {
+/// Waits until a box is frozen, which was not when `next` was taken; for ever without one.
+async fn frozen(app: &App, id: &api::SandboxId, next: Option<&CancellationToken>) {
+    let Some(next) = next else { return std::future::pending().await };
+    let mut next = next.clone();
     loop {
-        let rests = app.machines().rest_of(id);
+        next.cancelled().await;
+        // Before it is looked at, so that a rest meanwhile is not missed.
+        next = app.machines().rest_of(id);
         let view = app.host().view(id).await;
         let status = view.ok().and_then(|known| known.boxed).map(|boxed| boxed.status);
         if status == Some(BoxStatus::Frozen) {
             return;
         }
-        rests.cancelled().await;
     }
 }
 
