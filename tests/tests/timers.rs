@@ -148,41 +148,6 @@ fn s03_a_timer_set_right_before_a_requested_sleep_fires_on_time() {
     });
 }
 
-/// Sets a timer of two seconds again and again, and writes before each when it will be due.
-const EVERY_TWO_SECONDS: &str = "
-import time
-while True:
-    open('/dev/shm/due', 'w').write(str(time.monotonic() + 2))
-    time.sleep(2)
-";
-
-#[test]
-fn s05_a_sleep_that_a_timer_would_end_at_once_is_refused() {
-    isolated(test_name!(), |lab| {
-        lab.ok(&["sandboxes", "create", "--name", "web", "--sleep-after-seconds", "never"]);
-        lab.ok(&["exec", "web", "--background", "--", "python3", "-c", EVERY_TWO_SECONDS]);
-        until("the program has set one", || {
-            lab.sh("web", "test -s /dev/shm/due && echo yes || true").contains("yes").then_some(())
-        });
-        let left = "import time; print(float(open('/dev/shm/due').read()) - time.monotonic())";
-        // Which moment it is that one asks in shows in many tries.
-        let error = until("one asks right before the timer", || {
-            // As it writes the next, the file is empty.
-            let output = lab.run(&["exec", "web", "--", "python3", "-c", left]);
-            let left: f64 = String::from_utf8_lossy(&output.stdout).trim().parse().ok()?;
-            if !(0.0..0.35).contains(&left) {
-                return None;
-            }
-            let output = lab.run(&["--json", "sandboxes", "sleep", "web"]);
-            (!output.status.success()).then(|| String::from_utf8_lossy(&output.stderr).into_owned())
-        });
-        let error: serde_json::Value = serde_json::from_str(&error).expect("an error as JSON");
-        assert_eq!(error["code"], "needed", "{error}");
-        assert!(error["error"].as_str().expect("a text").contains("timer"), "{error}");
-        assert_eq!(lab.view("web")["status"], "running");
-    });
-}
-
 #[test]
 fn s08_a_request_that_woke_it_says_how_long_that_took() {
     isolated(test_name!(), |lab| {

@@ -2,7 +2,7 @@
 
 use super::{Sandbox, Withheld};
 use crate::idle::Sample;
-use crate::limits::{TIMER_LEAD_MS, TIMER_NEAR_MS};
+use crate::limits::TIMER_NEAR_MS;
 use crate::need::{CallKind, Cause, SleepCause};
 use crate::phase::Phase;
 use crate::time::Time;
@@ -33,16 +33,16 @@ impl Sandbox {
             }
             Phase::Suspending { cause, wake: None, .. } => {
                 self.take_sample(now, sample);
-                let near_ms = match cause {
-                    SleepCause::Idle | SleepCause::HoldCap | SleepCause::IdleTimeout => {
-                        Some(TIMER_NEAR_MS)
-                    }
-                    // It would be woken the moment it sleeps: who asked had better be told.
-                    SleepCause::Asked => Some(TIMER_LEAD_MS),
-                    SleepCause::Shutdown | SleepCause::Drain | SleepCause::Spending => None,
+                let for_idleness = match cause {
+                    SleepCause::Idle | SleepCause::HoldCap | SleepCause::IdleTimeout => true,
+                    SleepCause::Asked
+                    | SleepCause::Shutdown
+                    | SleepCause::Drain
+                    | SleepCause::Spending => false,
                 };
-                if let Some(due) = self.facts.timer_due()
-                    && near_ms.is_some_and(|near_ms| due.ms_since(now) <= near_ms)
+                let near = self.facts.timer_due().filter(|due| due.ms_since(now) <= TIMER_NEAR_MS);
+                if let Some(due) = near
+                    && for_idleness
                     && self.policy.is_open()
                 {
                     self.cancel_for(Cause::Timer { due });

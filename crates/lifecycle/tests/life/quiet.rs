@@ -388,28 +388,6 @@ fn s03_a_timer_set_while_it_falls_asleep_is_heeded() {
 }
 
 #[test]
-fn s05_is_refused_while_a_timer_would_wake_it_at_once() {
-    let mut host = Obedient::running(after_30s());
-    let needed = |sandbox: &mut Sandbox| {
-        let suspend = ordered(sandbox, Work::Suspend { tier: Tier::Memory });
-        let sample = Sample { timer_due_ms: Some(399), ..Default::default() };
-        sandbox.handle_sample(at(10_010), sample);
-        assert_eq!(ordered(sandbox, Work::Cancel), suspend);
-        say(sandbox, at(10_011), suspend, Report::BackAwake);
-        sandbox.status()
-    };
-    host.pass_until(at(10_000));
-    host.sandbox.handle_sleep(at(10_000), SleepCause::Asked, Some(Tier::Memory)).expect("accepted");
-    assert_eq!(needed(&mut host.sandbox), Status::Running);
-    let told = std::iter::from_fn(|| host.sandbox.poll_event()).last().expect("an event").what;
-    assert_eq!(
-        told,
-        What::SleepCancelled { cause: Some(Cause::Timer { due: at(10_409) }) },
-        "who asked is told what needs it"
-    );
-}
-
-#[test]
 fn s03_a_timer_that_fired_long_ago_does_not_wake() {
     let mut host = Obedient::running(after_30s());
     host.guest.timer = Some(at(20_000));
