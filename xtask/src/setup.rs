@@ -189,40 +189,63 @@ fn npm(dry_run: bool) -> Result<()> {
     fs::write(&stamp, wanted).context(format!("write {}", stamp.display()))
 }
 
+/// How often packages are installed in one run: what is installed may take away what was there,
+/// as QEMU of one version does with the tools of another.
+const ROUNDS: usize = 2;
+
 fn packages(options: &Options) -> Result<()> {
     let tests = if options.tests { TEST_PACKAGES.as_slice() } else { &[] };
-    let wanted = || PACKAGES.iter().chain(tests);
-    let missing: Vec<_> = wanted().filter(|package| !is_there(package.sign)).collect();
-    if missing.is_empty() {
+    let missing = || -> Vec<&Package> {
+        let wanted = PACKAGES.iter().chain(tests);
+        wanted.filter(|package| !is_there(package.sign)).collect()
+    };
+    let mut lacks = missing();
+    if lacks.is_empty() {
         eprintln!("    nothing is missing");
         return Ok(());
     }
-    eprintln!("    missing from this machine, to be installed by apt-get:");
-    for package in &missing {
-        eprintln!("      {:24} {}", package.name, package.why);
+    for round in 0..ROUNDS {
+        eprintln!("    missing from this machine, to be installed by apt-get:");
+        for package in &lacks {
+            eprintln!("      {:24} {}", package.name, package.why);
+        }
+        let names: Vec<_> = lacks.iter().map(|package| package.name).collect();
+        if options.dry_run {
+            return Err(Failure::new(format!("missing: {}", names.join(" "))));
+        }
+        install(&names, round == 0)?;
+        lacks = missing();
+        if lacks.is_empty() {
+            return Ok(());
+        }
+        if let Some(package) = lacks.iter().find(|lack| names.contains(&lack.name)) {
+            return Err(Failure::new(format!(
+                "`{}` is installed, but what it brings is not there",
+                package.name
+            )));
+        }
+        eprintln!("    to install these, apt-get removed others that are needed");
     }
-    let names: Vec<_> = missing.iter().map(|package| package.name).collect();
-    if options.dry_run {
-        return Err(Failure::new(format!("missing: {}", names.join(" "))));
-    }
+    let names: Vec<_> = lacks.iter().map(|package| package.name).collect();
+    Err(Failure::new(format!("apt-get removes {} each time it installs the rest", names.join(" "))))
+}
+
+/// Installs these packages of Debian; `update` brings the lists of what there is up to date first.
+fn install(names: &[&str], update: bool) -> Result<()> {
     if find("apt-get").is_none() {
         return Err(Failure::new(format!(
             "this machine has no apt-get: install what corresponds to Debian's packages {}, then try again",
             names.join(" ")
         )));
     }
-    process::run(as_root(&["apt-get", "-qq", "update"])?.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    if update {
+        let mut update = as_root(&["apt-get", "-qq", "update"])?;
+        process::run(update.env("DEBIAN_FRONTEND", "noninteractive"))?;
+    }
     // Without what is only recommended: for QEMU that is a desktop's worth of libraries.
     let mut install = vec!["apt-get", "-qq", "-y", "--no-install-recommends", "install"];
-    install.extend(&names);
-    process::run(as_root(&install)?.env("DEBIAN_FRONTEND", "noninteractive"))?;
-    match wanted().find(|package| !is_there(package.sign)) {
-        Some(package) => Err(Failure::new(format!(
-            "`{}` is installed, but what it brings is not there",
-            package.name
-        ))),
-        None => Ok(()),
-    }
+    install.extend(names);
+    process::run(as_root(&install)?.env("DEBIAN_FRONTEND", "noninteractive"))
 }
 
 fn is_there(sign: Sign) -> bool {
