@@ -2,7 +2,7 @@
 //!
 //! Every machine has a [`Seat`] for as long as its process exists: the guest's whole memory and what QEMU itself may take,
 //! so that the sum of what is resident can never be more than the budget, whatever guests do. Who finds no room waits in
-//! order of arrival. Meanwhile those that sleep in memory are asked to move to disk, the longest asleep first, and no more
+//! order of arrival; a timer, whose time goes by, as if it had come some seconds earlier. Meanwhile those that sleep in memory are asked to move to disk, the longest asleep first, and no more
 //! of them than are needed.
 //!
 //! Machines that a starting daemon finds alive have their seats in any case: a budget that was made smaller is reached by
@@ -16,6 +16,7 @@ use api::SandboxId;
 use tokio::sync::{Notify, oneshot};
 
 use crate::clock;
+use crate::turns::Urgency;
 
 /// What QEMU takes beside its guest's memory, MiB: its own (some 35), the buffer for translated code (32), and as much again
 /// for stacks and queues. Measured as 30 to 75 on QEMU 7.2 with TCG.
@@ -24,6 +25,10 @@ pub(crate) const QEMU_MIB: u64 = 96;
 /// How long a machine waits for room, unless set otherwise: longer than it takes to move a few sleepers to disk, and about as
 /// long as whoever waits for its answer will.
 pub const WAIT_DEFAULT: Duration = Duration::from_mins(1);
+
+/// So much earlier a timer (S3) counts as having come: it is late where it waits, but calls must have their turn as well on a host
+/// whose timers alone would fill it.
+const TIMER_AHEAD: Duration = Duration::from_secs(5);
 
 /// Why there is no room.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -59,6 +64,7 @@ struct Inner {
     /// `None`: no limit.
     total_mib: Option<u64>,
     taken_mib: u64,
+    /// The first goes next.
     waiting: VecDeque<Waiting>,
     /// Those that can make room, by when they offered, and a number for those of the same moment.
     offers: BTreeMap<(u64, u64), Offered>,
@@ -71,6 +77,8 @@ struct Waiting {
     who: Option<SandboxId>,
     /// Since when, milliseconds since the host was booted.
     since_ms: u64,
+    /// From when on it counts as waiting, by the same clock.
+    counts_from_ms: u64,
     mib: u64,
     granted: oneshot::Sender<()>,
 }
@@ -103,11 +111,12 @@ impl Budget {
         Self(Arc::new(Mutex::new(Inner { total_mib, ..Inner::default() })))
     }
 
-    /// Room for a guest of this size, MiB, as soon as there is some. Served in order of arrival. `who`: for whom, where it is
-    /// for a sandbox.
+    /// Room for a guest of this size, MiB, as soon as there is some. Served in order of arrival, timers some seconds ahead. `who`: for
+    /// whom, where it is for a sandbox.
     pub(crate) async fn seat(
         &self,
         who: Option<&SandboxId>,
+        urgency: Urgency,
         memory_mib: u32,
         limit: Duration,
     ) -> Result<Seat, NoRoom> {
@@ -119,7 +128,17 @@ impl Budget {
             inner.numbers += 1;
             let number = inner.numbers;
             let since_ms = clock::since_boot_ms();
-            inner.waiting.push_back(Waiting { number, who: who.cloned(), since_ms, mib, granted });
+            inner.stand_in_line(
+                urgency,
+                Waiting {
+                    number,
+                    who: who.cloned(),
+                    since_ms,
+                    counts_from_ms: since_ms,
+                    mib,
+                    granted,
+                },
+            );
             inner.serve();
             (number, inner.total_mib.unwrap_or(u64::MAX))
         };
@@ -196,6 +215,15 @@ impl Budget {
 impl Inner {
     fn free_mib(&self) -> u64 {
         self.total_mib.map_or(u64::MAX, |total| total.saturating_sub(self.taken_mib))
+    }
+
+    fn stand_in_line(&mut self, urgency: Urgency, mut new: Waiting) {
+        if urgency == Urgency::Timer {
+            let ahead = u64::try_from(TIMER_AHEAD.as_millis()).unwrap_or(0);
+            new.counts_from_ms = new.since_ms.saturating_sub(ahead);
+        }
+        let place = self.waiting.partition_point(|one| one.counts_from_ms <= new.counts_from_ms);
+        self.waiting.insert(place, new);
     }
 
     /// Serves who waits, in order; for the first that cannot be served sleepers are asked.
@@ -307,16 +335,18 @@ mod tests {
     #[tokio::test]
     async fn room_is_given_in_order_of_arrival_and_the_oldest_sleeper_makes_it() {
         let budget = budget(2);
-        let one = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
-        let two = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
+        let one = budget.seat(Some(&id()), Urgency::Call, SIZE, LONG).await.expect("room");
+        let two = budget.seat(Some(&id()), Urgency::Call, SIZE, LONG).await.expect("room");
         let (older, newer) = (budget.offer(10, SIZE), budget.offer(20, SIZE));
         assert!(!is_asked(&older) && !is_asked(&newer), "nobody waits");
         let (first, second) = (budget.clone(), budget.clone());
-        let first = tokio::spawn(async move { first.seat(Some(&id()), SIZE, LONG).await });
+        let first =
+            tokio::spawn(async move { first.seat(Some(&id()), Urgency::Call, SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&older), "the longest asleep");
         assert!(!is_asked(&newer), "and no more than are needed");
-        let second = tokio::spawn(async move { second.seat(Some(&id()), SIZE, LONG).await });
+        let second =
+            tokio::spawn(async move { second.seat(Some(&id()), Urgency::Call, SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&newer));
         assert_eq!(budget.load().1, 2);
@@ -329,28 +359,55 @@ mod tests {
         assert_eq!(budget.load(), (0, 0));
     }
 
+    #[test]
+    fn a_timer_goes_before_calls_of_the_last_seconds_and_after_those_that_wait_for_longer() {
+        let mut inner = Inner::default();
+        let come = [
+            (Urgency::Call, 10_000),
+            (Urgency::Call, 12_000),
+            (Urgency::Timer, 15_500),
+            (Urgency::Timer, 15_500),
+            (Urgency::Call, 16_000),
+        ];
+        for (number, (urgency, since_ms)) in come.into_iter().enumerate() {
+            let (granted, _) = oneshot::channel();
+            let number = number as u64;
+            let who = None;
+            inner.stand_in_line(
+                urgency,
+                Waiting { number, who, since_ms, counts_from_ms: since_ms, mib: 1, granted },
+            );
+        }
+        let line: Vec<_> = inner.waiting.iter().map(|one| one.number).collect();
+        assert_eq!(line, [0, 2, 3, 1, 4]);
+    }
+
     #[tokio::test]
     async fn who_waits_in_vain_is_told_and_leaves_the_queue() {
         let budget = budget(1);
         let living = budget.seat_of_living(SIZE);
         let more = budget.seat_of_living(SIZE);
-        let refused =
-            budget.seat(Some(&id()), SIZE, Duration::from_millis(20)).await.expect_err("no room");
+        let refused = budget
+            .seat(Some(&id()), Urgency::Call, SIZE, Duration::from_millis(20))
+            .await
+            .expect_err("no room");
         assert_eq!(refused, NoRoom::Taken { needed: 200, budget: 200 });
         assert_eq!(budget.load(), (400, 0), "what was found alive counts, beyond the budget too");
-        let too_large = budget.seat(Some(&id()), 4096, LONG).await.expect_err("never");
+        let too_large =
+            budget.seat(Some(&id()), Urgency::Call, 4096, LONG).await.expect_err("never");
         assert_eq!(too_large, NoRoom::TooLarge { needed: 4192, budget: 200 });
         drop((living, more));
-        budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
+        budget.seat(Some(&id()), Urgency::Call, SIZE, LONG).await.expect("room");
     }
 
     #[tokio::test]
     async fn a_sleeper_that_wakes_instead_of_making_room_is_replaced_by_another() {
         let budget = budget(1);
-        let seat = budget.seat(Some(&id()), SIZE, LONG).await.expect("room");
+        let seat = budget.seat(Some(&id()), Urgency::Call, SIZE, LONG).await.expect("room");
         let (older, newer) = (budget.offer(1, SIZE), budget.offer(2, SIZE));
         let waiting = budget.clone();
-        let waiting = tokio::spawn(async move { waiting.seat(Some(&id()), SIZE, LONG).await });
+        let waiting =
+            tokio::spawn(async move { waiting.seat(Some(&id()), Urgency::Call, SIZE, LONG).await });
         tokio::task::yield_now().await;
         assert!(is_asked(&older) && !is_asked(&newer));
         drop(older);
@@ -365,9 +422,10 @@ mod tests {
     #[tokio::test]
     async fn without_a_budget_nobody_waits() {
         let (budget, who) = (Budget::new(None), id());
-        let _all: Vec<_> =
-            futures_util::future::join_all((0..100).map(|_| budget.seat(Some(&who), 16_384, LONG)))
-                .await;
+        let _all: Vec<_> = futures_util::future::join_all(
+            (0..100).map(|_| budget.seat(Some(&who), Urgency::Call, 16_384, LONG)),
+        )
+        .await;
         assert_eq!(budget.load().1, 0);
     }
 }

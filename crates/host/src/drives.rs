@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 
 use crate::clock::Moment;
+use crate::ext4;
 use crate::images::{ImageError, commands};
 use crate::manifest::{DriveKind, DriveUse};
 
@@ -325,7 +326,8 @@ impl Drives {
     fn look(&self, wanted: &DriveUse) -> Result<(), DriveError> {
         self.note(&wanted.name)?;
         let disk = self.disk(&wanted.name);
-        let clean = is_clean(&disk).map_err(|error| DriveError::File("look at the disk", error))?;
+        let clean =
+            ext4::is_clean(&disk).map_err(|error| DriveError::File("look at the disk", error))?;
         if wanted.read_only && !clean { Err(DriveError::Unclean) } else { Ok(()) }
     }
 
@@ -408,21 +410,11 @@ async fn make_file_system(disk: &Path, size_mib: u64) -> Result<(), DriveError> 
     command.arg(disk).arg(format!("{}k", size_mib * 1024));
     let doing = "make the drive's file system (mke2fs)";
     commands::run(command, doing, FILE_SYSTEM_LIMIT, &mut |_| {}).await?;
+    ext4::empty(disk).await?;
     let disk = disk.to_owned();
     let trimmed = tokio::task::spawn_blocking(move || crate::images::trim(&disk)).await;
     trimmed.map_err(|error| DriveError::File("give room back", io::Error::other(error)))??;
     Ok(())
-}
-
-/// Whether nothing is left in the journal of the ext4 file system on a disk, so that it can be mounted without writing it.
-pub(crate) fn is_clean(disk: &Path) -> io::Result<bool> {
-    /// Where the superblock's word of incompatible features is.
-    const FEATURES: u64 = 1024 + 0x60;
-    /// The journal needs recovery.
-    const RECOVER: u32 = 0x4;
-    let mut word = [0; 4];
-    File::open(disk)?.read_exact_at(&mut word, FEATURES)?;
-    Ok(u32::from_le_bytes(word) & RECOVER == 0)
 }
 
 fn discard(draft: &Path) {
@@ -482,10 +474,7 @@ mod tests {
         let disk = drives.disk("big");
         assert_eq!(disk.metadata().expect("there").len(), 100 << 30);
         assert!(vmm::files::allocated_bytes(&disk).expect("there") < 80 << 20);
-        assert!(is_clean(&disk).expect("read"));
-        let file = File::options().write(true).open(&disk).expect("opened");
-        file.write_all_at(&[0x46], 1024 + 0x60).expect("as one that is mounted");
-        assert!(!is_clean(&disk).expect("read"));
+        assert!(ext4::is_clean(&disk).expect("read"));
     }
 
     #[tokio::test]

@@ -30,6 +30,7 @@ mod drives;
 mod exec;
 mod exec_names;
 mod execs_kept;
+mod ext4;
 pub mod fault;
 mod fork_sets;
 mod forks;

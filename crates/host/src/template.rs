@@ -28,6 +28,7 @@ use crate::pool::Kind;
 use crate::sandbox::body::{Shape, machine_spec, make_folder};
 use crate::settings::Files;
 use crate::tap::Port;
+use crate::turns::Urgency;
 
 /// How long a boot may take until the guest agent answers: ten times what it takes under emulation on a busy machine.
 pub const BOOT_LIMIT: Duration = Duration::from_secs(90);
@@ -216,7 +217,10 @@ async fn make(
     shape: Shape,
     scratch: &Path,
 ) -> Result<(), TemplateError> {
-    let _seat = ground.budget.seat(None, shape.memory_mib, ground.settings.memory_wait).await?;
+    let _seat = ground
+        .budget
+        .seat(None, Urgency::Call, shape.memory_mib, ground.settings.memory_wait)
+        .await?;
     let room = ground.room.promise(BYTES, FREE_BYTES_MIN)?;
     room.is_for(scratch);
     let files = Files::in_dir(scratch);

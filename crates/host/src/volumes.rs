@@ -28,6 +28,7 @@ use tokio::process::Command;
 use tokio_util::io::SyncIoBridge;
 
 use crate::clock::Moment;
+use crate::ext4;
 use crate::ground::FREE_BYTES_MIN;
 use crate::images::{ImageError, commands};
 use crate::manifest::{DriveKind, DriveUse};
@@ -214,6 +215,7 @@ impl Volumes {
             return Err(VolumeError::NoSpace);
         }
         filled?;
+        ext4::empty(&disk).await?;
         drop(room);
         let sealed = tokio::task::spawn_blocking(move || {
             std::fs::remove_dir_all(&tree)
@@ -551,7 +553,7 @@ mod tests {
         assert!(matches!(again, Err(VolumeError::Taken)));
         let disk = volumes.disk("files");
         assert_eq!(disk.metadata().expect("there").mode() & 0o777, 0o444);
-        assert!(crate::drives::is_clean(&disk).expect("read"));
+        assert!(ext4::is_clean(&disk).expect("read"));
         assert!(!dir.join("files/tree").exists());
 
         let (a, b) = (SandboxId::from_random([1; 12]), SandboxId::from_random([2; 12]));

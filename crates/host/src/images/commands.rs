@@ -73,6 +73,7 @@ async fn start(
     let program = PathBuf::from(command.as_std().get_program());
     let failed = |source| ImageError::Io { doing: "run", path: program.clone(), source };
     let mut child = command.spawn().map_err(failed)?;
+    share_processors(&child);
     let mut said = Said::default();
     let ended = tokio::time::timeout(limit, listen(&mut child, &mut said, heard)).await;
     match ended {
@@ -87,6 +88,18 @@ async fn start(
             end(&mut child).await;
             Err(ImageError::TimedOut { doing: doing.to_owned(), limit, tail: said.tail() })
         }
+    }
+}
+
+/// A daemon that goes before its guests does not pass that on to a program that may work for minutes.
+fn share_processors(child: &Child) {
+    let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+    let set = match rustix::process::getpriority_process(None) {
+        Ok(own) if own < 0 => rustix::process::setpriority_process(pid, 0),
+        other => other.map(drop),
+    };
+    if let Err(error) = set {
+        tracing::warn!(%error, "a program of the host goes before guests on a busy machine");
     }
 }
 
@@ -191,6 +204,17 @@ mod tests {
         let output = run(shell(script), "try", END_GRACE, &mut hear).await.unwrap();
         assert_eq!(output, "out\nend\n");
         assert_eq!(heard, ["remark"]);
+    }
+
+    /// Lowering the number needs a right that root has; without it there is nothing to pass on.
+    #[tokio::test]
+    async fn a_program_has_the_usual_share_of_the_processors() {
+        let raised = rustix::process::setpriority_process(None, -5);
+        let script = "until [ \"$(nice)\" = 0 ]; do :; done";
+        run(shell(script), "look", END_GRACE, &mut |_| {}).await.unwrap();
+        if raised.is_ok() {
+            rustix::process::setpriority_process(None, 0).unwrap();
+        }
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use crate::ground::FREE_BYTES_TO_WAKE;
 use crate::sandbox::Message;
 use crate::sandbox::replies::Goal;
 use crate::sandbox::work::chain;
+use crate::turns::Urgency;
 
 /// Callers who may wait for a restart of one sandbox. More are refused: they want the same.
 const RESTARTS_WAITING_MAX: usize = 64;
@@ -121,7 +122,7 @@ impl Task {
         let memory_mib = self.record.with(|manifest| manifest.memory_mib);
         let (id, messages) = (self.id.clone(), self.messages.clone());
         let waiting = tokio::spawn(async move {
-            let seat = budget.seat(Some(&id), memory_mib, limit).await;
+            let seat = budget.seat(Some(&id), Urgency::Call, memory_mib, limit).await;
             // The task is gone only with the sandbox.
             let _ = messages.send(Message::Room(seat));
         });

@@ -12,6 +12,7 @@ use crate::guest::{Continuity, GuestLink, LinkState, QuiesceOptions};
 use crate::manifest::{DriveKind, Manifest, State};
 use crate::sandbox::body::{Shape, machine_spec};
 use crate::template::{BOOT_LIMIT, BOOT_TRIES, boot_image};
+use crate::turns::Urgency;
 
 impl Worker {
     /// From its own disk, anew.
@@ -30,7 +31,7 @@ impl Worker {
         if let Some(drives) = self.drives.take() {
             manifest.drives = drives;
         }
-        self.take_seat(manifest.memory_mib, Left::Lost).await?;
+        self.take_seat(Urgency::Call, manifest.memory_mib, Left::Lost).await?;
         let image =
             self.ground.image_by_digest(&manifest.image_digest).map_err(|error| fail(&error))?;
         let ground = Arc::clone(&self.ground);

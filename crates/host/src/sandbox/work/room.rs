@@ -36,7 +36,7 @@ impl Worker {
         if self.body.seat.is_none() {
             // Others may have its turn meanwhile.
             drop(place.take());
-            self.take_seat(memory_mib, Left::Asleep).await?;
+            self.take_seat(urgency, memory_mib, Left::Asleep).await?;
         }
         let place =
             place.unwrap_or_else(|| self.ground.restores.stand_in_line(urgency, Instant::now()));
@@ -44,13 +44,18 @@ impl Worker {
         turn.map_err(|error| failed(FailureCode::WakeFailed, Left::Asleep, &error))
     }
 
-    /// Waits for room in memory, in order of arrival.
-    pub(super) async fn take_seat(&mut self, memory_mib: u32, left: Left) -> Result<(), Failed> {
+    /// Waits for room in memory, in order of arrival and urgency.
+    pub(super) async fn take_seat(
+        &mut self,
+        urgency: Urgency,
+        memory_mib: u32,
+        left: Left,
+    ) -> Result<(), Failed> {
         if self.body.seat.is_some() {
             return Ok(());
         }
-        let seat =
-            self.ground.budget.seat(Some(&self.id), memory_mib, self.ground.settings.memory_wait);
+        let limit = self.ground.settings.memory_wait;
+        let seat = self.ground.budget.seat(Some(&self.id), urgency, memory_mib, limit);
         let seat = self.unless_superseded(seat).await;
         let error = match seat {
             Ok(seat) => {
