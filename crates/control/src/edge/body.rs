@@ -120,8 +120,8 @@ impl Exchange {
     }
 }
 
-/// An answer on its way: it ends by itself, with its client, with the machine, or when nothing flows any more. The last two
-/// are watched from outside: a body is not asked for more while its client does not read.
+/// An answer on its way: it ends by itself, with its client, with the machine, with what it may not outlast, or when nothing flows any
+/// more. The last three are watched from outside: a body is not asked for more while its client does not read.
 pub(super) struct Answering {
     body: Incoming,
     /// What has come already.
@@ -133,13 +133,15 @@ pub(super) struct Answering {
 }
 
 impl Answering {
-    /// Takes what has come already: most answers are whole by then, and need the sandbox no longer.
+    /// Takes what has come already: most answers are whole by then, and need the sandbox no longer. `cut`: what the rest of it may not
+    /// outlast.
     pub(super) async fn begin(
         body: Incoming,
         held: Held,
         activity: Activity,
         idle: Duration,
         machine: CancellationToken,
+        cut: impl Future<Output = ()> + Send + 'static,
     ) -> Self {
         activity.touch();
         let exchange = Arc::new(Exchange(Mutex::new(Some(held))));
@@ -153,7 +155,7 @@ impl Answering {
         })
         .await;
         if !whole {
-            answering.watch(idle, machine);
+            answering.watch(idle, machine, cut);
         }
         answering
     }
@@ -167,12 +169,18 @@ impl Answering {
         self.exchange.lock().is_none()
     }
 
-    fn watch(&mut self, idle: Duration, machine: CancellationToken) {
+    fn watch(
+        &mut self,
+        idle: Duration,
+        machine: CancellationToken,
+        cut: impl Future<Output = ()> + Send + 'static,
+    ) {
         let (seen, watched) = (self.activity.clone(), Arc::downgrade(&self.exchange));
         let watch = tokio::spawn(async move {
             let why = tokio::select! {
                 () = seen.silence(idle) => "nothing has flowed for too long",
                 () = machine.cancelled() => "its machine has ended",
+                () = cut => "its box is frozen",
             };
             if let Some(exchange) = watched.upgrade() {
                 tracing::debug!(why, "an answer is cut");

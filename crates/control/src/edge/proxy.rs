@@ -212,14 +212,19 @@ async fn pass_held(
         )),
         (_, None) => {
             let idle = app.host().connection_rules(id, port)?.idle.unwrap_or(app.edge().idle);
-            let held = if is_event_stream(response.headers()) {
+            let (held, freezes) = if is_event_stream(response.headers()) {
                 let hold = standing(app, id, port, caller).await?;
-                Held { line, may_keep: false, visit: None, hold }
+                // It stands still with its box, and goes on when that does.
+                (Held { line, may_keep: false, visit: None, hold }, None)
             } else {
-                Held { line, may_keep: may_repeat, visit, hold: Some(hold.value) }
+                let hold = Some(hold.value);
+                (Held { line, may_keep: may_repeat, visit, hold }, freezes)
             };
             let (parts, body) = response.into_parts();
-            let body = Answering::begin(body, held, activity, idle, machine).await;
+            let (app, id) = (app.clone(), id.clone());
+            // Nobody is held by a frozen box (B19), also not for the rest of an answer.
+            let cut = async move { frozen(&app, &id, freezes.as_ref()).await };
+            let body = Answering::begin(body, held, activity, idle, machine, cut).await;
             Ok(Response::from_parts(parts, Body::new(body)))
         }
     }
