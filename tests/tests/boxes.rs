@@ -170,13 +170,24 @@ fn b21_b23_b27_b29_b30_t14_stopped_for_good_it_can_be_brought_back_as_it_was() {
         lab.start();
         assert_eq!(view(lab, &id)["status"], "terminated");
 
-        let back = start(lab, &json!({ "restore": id, "goal": "go on" }));
-        assert_eq!(
-            (&back["id"], &back["status"], &back["goal"]),
-            (&json!(id), &json!("ready"), &goal),
-            "T14: its goal is its own"
-        );
-        assert!(back["next"].as_str().expect("what to do").contains("as it was"), "{back}");
+        // Of several who ask at once all get it.
+        let restore = json!({ "restore": id, "goal": "go on" });
+        let answers = std::thread::scope(|scope| {
+            let asks = [(); 4].map(|()| scope.spawn(|| start(lab, &restore)));
+            asks.map(|ask| ask.join().expect("an answer"))
+        });
+        for back in &answers {
+            assert_eq!(
+                (&back["id"], &back["status"], &back["goal"]),
+                (&json!(id), &json!("ready"), &goal),
+                "T14: its goal is its own"
+            );
+        }
+        let did =
+            |back: &&Value| back["next"].as_str().is_some_and(|next| next.contains("as it was"));
+        let [back] = answers.iter().filter(did).collect::<Vec<_>>()[..] else {
+            panic!("one brought it back: {answers:?}")
+        };
         let answer = get(back["webUrl"].as_str().expect("its URL"), "GET", &[]);
         assert!(answer.body.starts_with("2 "), "its program and memory: {}", answer.body);
         // Stopped by somebody it keeps no copy.
@@ -343,6 +354,19 @@ fn b06_b11_commands_in_fore_and_background() {
     });
 }
 
+/// The answer to a conversation's call.
+fn as_agent(lab: &e2e::Lab, agent: &str, method: &str, path: &str, body: &str) -> Value {
+    use std::io::{Read, Write};
+    let socket = lab.data().join("dormouse.sock");
+    let mut stream = std::os::unix::net::UnixStream::connect(socket).expect("connected");
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-Psbx-Agent: {agent}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").expect("sent");
+    let mut text = String::new();
+    stream.read_to_string(&mut text).expect("answered");
+    let body = text.split_once("\r\n\r\n").expect("a body").1;
+    serde_json::from_str(body).expect("JSON")
+}
+
 #[test]
 fn b35_b37_conversations() {
     isolated(test_name!(), |lab| {
@@ -354,17 +378,8 @@ fn b35_b37_conversations() {
         );
         let beat = || done(lab, "POST", "/v1/agents/c-1/heartbeat", &json!({ "client": "tester" }));
         assert_eq!(beat(), json!({ "ok": true }));
-        let socket = lab.data().join("dormouse.sock");
-        let with_agent = |method: &str, path: &str, body: &str| {
-            use std::io::{Read, Write};
-            let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("connected");
-            let length = body.len();
-            write!(stream, "{method} {path} HTTP/1.1\r\nHost: localhost\r\nX-Psbx-Agent: c-1\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}").expect("sent");
-            let mut text = String::new();
-            stream.read_to_string(&mut text).expect("answered");
-            let body = text.split_once("\r\n\r\n").expect("a body").1;
-            serde_json::from_str::<Value>(body).expect("JSON")
-        };
+        let with_agent =
+            |method: &str, path: &str, body: &str| as_agent(lab, "c-1", method, path, body);
         let id = id_of(&with_agent("POST", "/v1/boxes", r#"{"goal":"x"}"#));
         let path = format!("/v1/boxes/{id}");
         let mine = with_agent("GET", &path, "");
@@ -388,14 +403,17 @@ fn b35_b37_conversations() {
     });
 }
 
-/// Who waits for a command when the box ends by itself is told that it is lost, and has it booted at once; who comes next, that it was.
+/// Who waits for a command when the box ends by itself is told that it is lost, and has it booted at once; who comes next, that it was;
+/// and so is everybody else who has used it.
 #[test]
-fn b44_a_box_that_ended_under_a_command_says_once_that_it_was_booted() {
+fn b44_a_box_that_ended_under_a_command_tells_each_once_that_it_was_booted() {
     isolated(test_name!(), |lab| {
         set_up(lab, &[]);
         let id = id_of(&start(lab, &json!({ "goal": "x" })));
         let path = format!("/v1/boxes/{id}/exec");
         let exec = |command: &str| call(lab, "POST", &path, &json!({ "command": command }));
+        let other = || as_agent(lab, "c-2", "POST", &path, r#"{"command":"true"}"#);
+        assert_eq!(other()["note"], Value::Null);
         for how in ["c", "o"] {
             let (status, lost) = exec(&format!(
                 "echo 1 > /proc/sys/kernel/sysrq; echo {how} > /proc/sysrq-trigger; sleep 60"
@@ -408,6 +426,9 @@ fn b44_a_box_that_ended_under_a_command_says_once_that_it_was_booted() {
             assert_eq!(status, 200, "{next}");
             assert!(note.contains("was booted from its disk"), "{how}: {next}");
             assert_eq!(exec("true").1["note"], Value::Null, "it is told once");
+            let told = other();
+            assert_eq!(told["note"], json!(note), "each who has used it: {told}");
+            assert_eq!(other()["note"], Value::Null);
         }
     });
 }
@@ -622,6 +643,78 @@ fn b08_b13_each_kind_of_activity_holds_a_box_and_not_longer() {
             quiet * 3.0,
         );
         println!("{}", table.join("\n"));
+    });
+}
+
+/// Answers `/` with half of a page, `/events` with an event each time it is asked on port 8001, and says nothing more.
+const HALVES: &str = "import http.server as h, threading\n\
+    go = threading.Semaphore(0)\n\
+    class C(h.BaseHTTPRequestHandler):\n\
+    \x20   def do_GET(self):\n\
+    \x20       kind = 'text/event-stream' if self.path == '/events' else 'text/plain'\n\
+    \x20       self.send_response(200); self.send_header('Content-Type', kind)\n\
+    \x20       if self.path != '/events': self.send_header('Content-Length', '8')\n\
+    \x20       self.end_headers(); self.wfile.write(b'half'); self.wfile.flush()\n\
+    \x20       go.acquire(); self.wfile.write(b'rest'); self.wfile.flush()\n\
+    class G(h.BaseHTTPRequestHandler):\n\
+    \x20   def do_GET(self):\n\
+    \x20       go.release(); go.release(); self.send_response(204); self.end_headers()\n\
+    for port, served in ((8000, C), (9000, G)):\n\
+    \x20   server = h.ThreadingHTTPServer(('0.0.0.0', port), served)\n\
+    \x20   threading.Thread(target=lambda server=server: server.serve_forever(poll_interval=None)).start()\n";
+
+#[test]
+fn b09_b19_a_freeze_cuts_an_answer_that_is_half_there_and_an_event_stream_outlives_it() {
+    use std::io::{Read, Write};
+    isolated(test_name!(), |lab| {
+        set_up(
+            lab,
+            &[
+                ("DORMOUSE_BOX_FREEZE_AFTER_SECONDS", "2"),
+                ("DORMOUSE_BOX_BACKGROUND_WINDOW_SECONDS", "2"),
+                ("DORMOUSE_BOX_URL_WINDOW_SECONDS", "2"),
+            ],
+        );
+        let (id, url) = web_box(lab);
+        sh(lab, &id, &format!("cat > /work/halves.py <<'END'\n{HALVES}END"));
+        let exec = format!("/v1/boxes/{id}/exec");
+        done(
+            lab,
+            "POST",
+            &exec,
+            &json!({ "command": "exec python3 /work/halves.py", "background": true }),
+        );
+        sh(lab, &id, "until ss -ltnH 'sport = :9000' | grep -q . ; do sleep 0.1 ; done");
+        let open = |path: &str| {
+            let (authority, server) = e2e::net::split_link(&url);
+            let mut stream = TcpStream::connect(server).expect("connected");
+            stream.set_read_timeout(Some(e2e::wait::WAIT_MAX)).expect("limit set");
+            let head =
+                format!("GET {path} HTTP/1.1\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+            stream.write_all(head.as_bytes()).expect("sent");
+            stream
+        };
+        let read_to = |stream: &mut TcpStream, text: &str| {
+            let mut seen = Vec::new();
+            while !String::from_utf8_lossy(&seen).contains(text) {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).expect("more");
+                seen.push(byte[0]);
+            }
+        };
+        let (mut page, mut events) = (open("/"), open("/events"));
+        read_to(&mut page, "half");
+        read_to(&mut events, "half");
+        wait_status(lab, &id, "frozen");
+        let mut rest = Vec::new();
+        // Ended in order or not: it is over.
+        let _ended = page.read_to_end(&mut rest).map_err(|error| {
+            assert_ne!(error.kind(), std::io::ErrorKind::WouldBlock, "it hangs");
+        });
+        assert!(!String::from_utf8_lossy(&rest).contains("rest"));
+        assert_eq!(view(lab, &id)["status"], "frozen", "its end thaws nothing");
+        sh(lab, &id, "curl -s http://127.0.0.1:9000/");
+        read_to(&mut events, "rest");
     });
 }
 

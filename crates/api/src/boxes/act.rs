@@ -39,6 +39,10 @@ pub struct BoxExec {
     /// Answer at once; it goes on by itself.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub background: bool,
+    /// Leave its standard input open, for `POST /v1/boxes/{id}/execs/{exec_id}/stdin`; otherwise it is empty.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(skip)]
+    pub open_stdin: bool,
     /// It changes nothing in the box.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
@@ -92,6 +96,44 @@ pub struct BoxExecResult {
     /// That the box was thawed for it, or booted anew.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub note: Option<String>,
+}
+
+/// A command that was run in a box.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxCommand {
+    /// Its id, to read its output (`POST /v1/boxes/{id}/exec` with `execId`).
+    #[schema(example = "hnkainteaodl")]
+    pub exec_id: String,
+    /// Its process id in the box.
+    #[schema(example = 412)]
+    pub pid: u32,
+    /// What was run, for a person.
+    #[schema(example = "npm test")]
+    pub command: String,
+    /// It has not ended.
+    pub running: bool,
+    /// How it ended; absent while it runs, or where a signal ended it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = 0)]
+    pub exit_code: Option<i32>,
+    /// The signal that ended it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub signal: Option<i32>,
+    /// `timeoutSec` ran out, and it was killed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timed_out: bool,
+    /// Bytes that it has written so far.
+    #[schema(example = 3)]
+    pub output_bytes: u64,
+}
+
+/// The commands of a box since it was booted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BoxCommands {
+    /// Newest last.
+    pub execs: Vec<BoxCommand>,
 }
 
 /// One process in a box.

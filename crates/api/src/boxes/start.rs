@@ -132,6 +132,29 @@ impl ServiceSpec {
     }
 }
 
+/// What is changed of a box; what is left out stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[schema(example = json!({"goal": "The refund button books a refund, in both currencies."}))]
+pub struct UpdateBox {
+    /// What people call it, one line of 1-200 characters; null: nothing.
+    #[serde(
+        default,
+        deserialize_with = "crate::sandbox::some_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>, min_length = 1, max_length = 200, example = "shop")]
+    pub name: Option<Option<String>>,
+    /// Why it exists and what done looks like; cut to 500 characters; null: nothing.
+    #[serde(
+        default,
+        deserialize_with = "crate::sandbox::some_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<String>, example = "The refund button books a refund.")]
+    pub goal: Option<Option<String>>,
+}
+
 /// A box that was started.
 #[derive(
     Clone, Debug, PartialEq, Serialize, Deserialize, utoipa::ToSchema, schemars::JsonSchema,

@@ -6,7 +6,7 @@ use api::boxes::{BoxLife, BoxStatus};
 use api::host::{Caller, Hold, HoldKind};
 use api::{ApiError, Code};
 
-use super::{BoxRecord, Ended, Who, no_credit, view};
+use super::{AgentId, BoxRecord, Ended, Who, no_credit, view};
 use crate::App;
 use crate::catalogue::now_ms;
 use crate::failure::{Failure, chain};
@@ -24,24 +24,31 @@ pub(crate) struct Acting {
     pub(crate) woke_ms: Option<f64>,
     /// How often it was booted after an end by itself.
     boots: u64,
+    /// Who acts.
+    agent: Option<AgentId>,
     /// Holds the box until it is dropped.
     _hold: Box<dyn Hold>,
 }
 
 impl Acting {
-    /// Somebody is told the note: that the box was booted is told once.
+    /// The caller is told the note: that the box was booted each of them is told once.
     pub(super) async fn noted(&self, app: &App) {
-        let (id, boots) = (&self.record.id, self.boots);
-        if boots <= self.record.boots_told {
+        let (id, boots, agent) = (&self.record.id, self.boots, self.agent.as_ref());
+        if boots <= self.record.told.to(agent) {
             return;
         }
-        let told = |record: &mut BoxRecord| record.boots_told = record.boots_told.max(boots);
+        let told = |record: &mut BoxRecord| record.told.tell(agent, boots);
         if let Err(error) = app.boxes().change(app.catalogue(), id, told).await {
             tracing::error!(sandbox = %id, ?error, "that it was booted is told once more");
         }
-        if let Err(error) = super::checkpoint::carry(app, id).await {
-            tracing::error!(sandbox = %id, ?error, "another host would tell once more that it was booted");
-        }
+        carry(app, id).await;
+    }
+}
+
+/// Another host that takes the box over is to know what has changed.
+async fn carry(app: &App, id: &api::SandboxId) {
+    if let Err(error) = super::checkpoint::carry(app, id).await {
+        tracing::error!(sandbox = %id, ?error, "another host would not know who was told of what");
     }
 }
 
@@ -90,14 +97,20 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
     let held = app.host().hold(&record.id, HoldKind::Tool, caller).await;
     let hold = held.map_err(|error| told(app, &record, error))?;
     app.credit().begun(app.accounts(), &record.account);
-    // Who used it last is known from here on (B36).
-    if who.agent.is_some() && who.agent != record.agent {
-        let agent = who.agent.clone();
-        app.boxes().change(app.catalogue(), &record.id, |record| record.agent = agent).await?;
+    let agent = who.agent.as_ref();
+    let knows = record.told.to(agent);
+    // Who used it last is known from here on (B36), and who is to be told of its boots.
+    if (agent.is_some() && agent != record.agent.as_ref()) || !record.told.knows(agent) {
+        let change = |record: &mut BoxRecord| {
+            record.agent = agent.or(record.agent.as_ref()).cloned();
+            record.told.tell(agent, knows);
+        };
+        app.boxes().change(app.catalogue(), &record.id, change).await?;
+        carry(app, &record.id).await;
     }
     // Also one that ended under a call, which has it booted at once, and of which nobody has heard yet.
     let boots = app.host().view(&record.id).await?.boxed.map_or(0, |life| life.boots);
-    let note = if boots > record.boots_told {
+    let note = if boots > knows {
         Some("The box had ended by itself (power off, reboot or crash) and was booted from its disk: the processes that ran in it \
               are lost, what was written is there."
             .to_owned())
@@ -109,7 +122,14 @@ pub(crate) async fn act(app: &App, who: &Who, id: &str, what: &str) -> Result<Ac
     } else {
         None
     };
-    Ok(Acting { record, note, woke_ms: hold.woke_ms, boots, _hold: hold.value })
+    Ok(Acting {
+        record,
+        note,
+        woke_ms: hold.woke_ms,
+        boots,
+        agent: who.agent.clone(),
+        _hold: hold.value,
+    })
 }
 
 /// Waits for something that is done in a box; where its account runs out of credit meanwhile, whoever waits is told so, and it goes on
@@ -165,9 +185,7 @@ pub(crate) async fn stop(app: &App, who: &Who, id: &str, reason: &str) -> Result
 /// Keeps a line for the person in a box's timeline. No use of the box, and nothing of it changes (B4).
 pub(crate) async fn say(app: &App, who: &Who, id: &str, text: &str) -> Result<(), Failure> {
     let record = find(app, who, id)?;
-    if let Some(ended) = &record.ended {
-        return Err(ended_error(&record, ended).into());
-    }
+    not_ended(&record)?;
     let status = view::status(app, who, id).await?.status;
     let event = api::boxes::view::BoxEvent {
         at: view::rfc3339(u64::try_from(now_ms()).unwrap_or(0)),
@@ -206,6 +224,11 @@ pub(super) async fn end(
     };
     app.boxes().change(app.catalogue(), id, change).await?;
     crate::credit::forget(app, id).await
+}
+
+/// Refuses what makes no sense of a box that has ended.
+pub(super) fn not_ended(record: &BoxRecord) -> Result<(), ApiError> {
+    record.ended.as_ref().map_or(Ok(()), |ended| Err(ended_error(record, ended)))
 }
 
 fn ended_error(record: &BoxRecord, ended: &Ended) -> ApiError {

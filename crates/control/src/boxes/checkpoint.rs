@@ -19,7 +19,7 @@ use api::sandbox::PolicyPatch;
 use api::{SandboxId, account::ACCOUNT_DEFAULT};
 use serde::{Deserialize, Serialize};
 
-use super::{AgentId, BoxRecord, Who, act, view};
+use super::{AgentId, BootsTold, BoxRecord, Who, act, view};
 use crate::App;
 use crate::catalogue::now_ms;
 use crate::failure::{Failure, chain};
@@ -38,8 +38,8 @@ struct Carried {
     #[serde(default)]
     agent: Option<AgentId>,
     created_ms: i64,
-    #[serde(default)]
-    boots_told: u64,
+    #[serde(flatten)]
+    told: BootsTold,
 }
 
 /// Has checkpoints of a box taken so often; `None`: none any more, and those that there are removed.
@@ -91,7 +91,7 @@ fn note(record: &BoxRecord) -> Result<String, Failure> {
         external: record.external.clone(),
         agent: record.agent.clone(),
         created_ms: record.created_ms,
-        boots_told: record.boots_told,
+        told: record.told.clone(),
     };
     serde_json::to_string(&carried).map_err(Failure::internal("write a box's note as JSON"))
 }
@@ -119,7 +119,7 @@ pub(crate) async fn enter(app: &App, at_host: &Known) -> Result<(), Failure> {
                 external: Vec::new(),
                 agent: None,
                 created_ms: now_ms(),
-                boots_told: life.boots,
+                told: BootsTold::of(life.boots),
             }
         }
     };
@@ -151,7 +151,7 @@ pub(crate) async fn enter(app: &App, at_host: &Known) -> Result<(), Failure> {
         last_used_ms: i64::try_from(life.last_used_unix_ms).unwrap_or_default(),
         timeline: before.map(|before| before.timeline.clone()).unwrap_or_default(),
         stop_reason: life.stopped_unix_ms.and(life.reason.clone()),
-        boots_told: carried.boots_told,
+        told: carried.told,
         ended: None,
     };
     record.note(BoxEvent {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use api::boxes::act::{BoxExec, BoxExecResult};
-use api::exec::{ExecRequest, ExecStatus, Exit};
+use api::boxes::act::{BoxCommand, BoxCommands, BoxExec, BoxExecResult};
+use api::exec::{Exec, ExecRequest, ExecStatus, Exit};
 use api::host::{OutputEvent, OutputFrom};
-use api::{ApiError, Code};
+use api::{ApiError, Code, SandboxId};
 use tokio::time::Instant;
 
 use super::{Acting, Who, act, secrets};
@@ -17,6 +17,9 @@ use crate::validate;
 const OUTPUT_BYTES_MAX: u64 = 1024 * 1024;
 /// The longest that a command is waited for in one call, seconds.
 const WAIT_SEC_MAX: u64 = 3_600;
+/// What each command of a box begins with: both streams in one, in the order in which they are written; in one line with it, by which
+/// bash counts in what it says.
+const BOTH_STREAMS: &str = "exec 2>&1;";
 /// The longest `timeoutSec`: a day.
 const TIMEOUT_SEC_MAX: u64 = 86_400;
 
@@ -135,8 +138,8 @@ async fn begin(
     // What the call itself says comes first.
     env.extend(request.env.clone());
     let exec = ExecRequest {
-        // Both streams in one, in the order in which they are written; in one line with it, by which bash counts in what it says.
-        command: Some(format!("exec 2>&1;{command}")),
+        command: Some(format!("{BOTH_STREAMS}{command}")),
+        open_stdin: request.open_stdin,
         cwd: request.cwd.clone(),
         env,
         timeout_ms: request.timeout_sec.map(|seconds| seconds * 1000),
@@ -209,6 +212,74 @@ async fn read(
         truncated,
         note: acting.note.clone(),
     })
+}
+
+/// The commands of a box since it was booted. No use of it, and a frozen one stays so (B4).
+pub(crate) async fn commands(app: &App, who: &Who, id: &str) -> Result<BoxCommands, Failure> {
+    let record = act::find(app, who, id)?;
+    act::living(app, &record).await?;
+    let execs = app.host().exec_list(&record.id).await?.value;
+    let execs = execs.into_iter().filter(|exec| !super::procs::is_listing(&exec.command));
+    Ok(BoxCommands { execs: execs.map(told).collect() })
+}
+
+/// One of them. No use of the box either.
+pub(crate) async fn command(
+    app: &App,
+    who: &Who,
+    id: &str,
+    exec_id: &str,
+) -> Result<BoxCommand, Failure> {
+    let record = act::find(app, who, id)?;
+    act::living(app, &record).await?;
+    Ok(told(app.host().exec_view(&record.id, exec_id).await?.value))
+}
+
+/// Sends a signal to a command's process group; the strongest one to all that it has started. Use of the box.
+pub(crate) async fn signal(
+    app: &App,
+    who: &Who,
+    id: &str,
+    exec_id: &str,
+    signal: i32,
+) -> Result<(), Failure> {
+    let acting = act::act(app, who, id, "a signal for a command").await?;
+    app.host().exec_signal(&acting.record.id, exec_id, signal).await?;
+    Ok(())
+}
+
+/// Hands a command what goes to its standard input. Use of the box until it has all of it.
+pub(crate) async fn feed(
+    app: &App,
+    who: &Who,
+    id: &str,
+    exec_id: &str,
+    input: impl AsyncFnOnce(&SandboxId) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let acting = act::act(app, who, id, "input for a command").await?;
+    let record = &acting.record;
+    // Before anything is read of it.
+    app.host().exec_view(&record.id, exec_id).await?;
+    super::while_paid(app, record, input(&record.id)).await
+}
+
+fn told(exec: Exec) -> BoxCommand {
+    let exit = exec.exit.filter(|_| exec.status == ExecStatus::Exited);
+    BoxCommand {
+        exec_id: exec.exec_id,
+        pid: exec.pid,
+        command: own_line(&exec.command).to_owned(),
+        running: exec.status == ExecStatus::Running,
+        exit_code: exit.and_then(|exit| exit.exit_code),
+        signal: exit.and_then(|exit| exit.signal),
+        timed_out: exit.is_some_and(|exit| exit.timed_out),
+        output_bytes: exec.stdout_bytes,
+    }
+}
+
+/// The line that was asked for, of the one that is run.
+fn own_line(command: &str) -> &str {
+    command.split_once(BOTH_STREAMS).map_or(command, |(_, own)| own)
 }
 
 /// How many bytes end with a whole character, where the last one may be cut.

@@ -36,19 +36,20 @@ use std::time::Duration;
 
 use api::SandboxId;
 use api::boxes::BoxLimits;
+use tokio::sync::OwnedMutexGuard;
 use tokio::time::Instant;
 
 pub(crate) use act::{Acting, act, say, stop, wake, while_paid};
 pub(crate) use agents::{Agent, AgentId, Agents};
 pub(crate) use checkpoint::{enter, set_checkpoint};
-pub(crate) use exec::{Way, exec};
+pub(crate) use exec::{Way, command, commands, exec, feed, signal};
 pub(crate) use keep::{keep, settle};
 pub(crate) use procs::procs;
-pub(crate) use record::{BoxRecord, Ended};
+pub(crate) use record::{BootsTold, BoxRecord, Ended};
 pub(crate) use room::{Claim, claim, no_credit};
 pub(crate) use secrets::add_secrets;
 pub(crate) use services::{first_service, target_of};
-pub(crate) use start::{Asked, NAMES_MAX, NewBox, start};
+pub(crate) use start::{Asked, NAMES_MAX, NewBox, start, update};
 pub(crate) use view::{events, list, rfc3339, status};
 pub(crate) use wire::wire;
 
@@ -107,6 +108,25 @@ pub(crate) struct Boxes {
     changing: tokio::sync::Mutex<()>,
     /// Held from reading what goes along with a box's checkpoints until its host has it.
     carrying: tokio::sync::Mutex<()>,
+    /// Held while a box is brought back.
+    restoring: Turns,
+}
+
+/// One at a time for each box.
+#[derive(Default)]
+struct Turns(Mutex<HashMap<SandboxId, Arc<tokio::sync::Mutex<()>>>>);
+
+impl Turns {
+    /// Waits for the box's turn, which ends when this is dropped.
+    async fn turn(&self, id: &SandboxId) -> OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            // Nobody has or awaits these.
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry(id.clone()).or_default())
+        };
+        turn.lock_owned().await
+    }
 }
 
 impl Boxes {
@@ -127,6 +147,7 @@ impl Boxes {
             asked: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             carrying: tokio::sync::Mutex::default(),
+            restoring: Turns::default(),
         })
     }
 
@@ -216,6 +237,24 @@ impl Boxes {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn turns_are_one_at_a_time_for_each_box_and_are_forgotten() {
+        let turns = Turns::default();
+        let (one, other): (SandboxId, SandboxId) =
+            ("k3b5qj2m4x7a".parse().unwrap(), "k3b5qj2m4x7b".parse().unwrap());
+        let held = turns.turn(&one).await;
+        let others = turns.turn(&other).await;
+        let mut waits = std::pin::pin!(turns.turn(&one));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        drop((held, others));
+        let held = waits.await;
+        drop(turns.turn(&other).await);
+        assert_eq!(turns.0.lock().unwrap().len(), 2);
+        drop(held);
+        drop(turns.turn(&other).await);
+        assert_eq!(turns.0.lock().unwrap().len(), 1);
+    }
 
     #[tokio::test]
     async fn b02_of_two_changes_at_once_none_is_lost() {

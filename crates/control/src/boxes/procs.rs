@@ -30,6 +30,11 @@ pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses
     Ok(BoxProcesses { processes: parse(&listed.output)? })
 }
 
+/// Whether this is the listing's own command, which nobody has asked for.
+pub(super) fn is_listing(command: &str) -> bool {
+    command.contains(BETWEEN)
+}
+
 fn parse(text: &str) -> Result<Vec<BoxProcess>, ApiError> {
     let (processes, listening) = text.split_once(&format!("\n{BETWEEN}\n")).ok_or_else(|| {
         ApiError::new(api::Code::Internal, "the box told its processes in another form")

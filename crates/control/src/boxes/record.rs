@@ -42,12 +42,58 @@ pub(crate) struct BoxRecord {
     /// Why the rules of idleness stopped it, while its copy is kept.
     #[serde(default)]
     pub(crate) stop_reason: Option<String>,
-    /// How many of its boots after an end by itself somebody who runs commands in it has been told of.
-    #[serde(default)]
-    pub(crate) boots_told: u64,
+    /// Who has been told of its boots after an end by itself.
+    #[serde(flatten)]
+    pub(crate) told: BootsTold,
     /// It has ended: nothing of its sandbox is left.
     #[serde(default)]
     pub(crate) ended: Option<Ended>,
+}
+
+/// Which of a box's boots after an end by itself those who run commands in it have been told of: what each of them ran in it is
+/// lost by one, so each is told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BootsTold {
+    /// Somebody was told of so many.
+    #[serde(default, rename = "boots_told")]
+    by_somebody: u64,
+    /// Each who has used the box, the one last who came last; callers that are no conversation are one.
+    #[serde(default, rename = "boots_told_to", skip_serializing_if = "Vec::is_empty")]
+    each: Vec<(Option<AgentId>, u64)>,
+}
+
+/// Most who are told of a box's boots each for himself. Beyond that who came first is told what nobody has been told.
+const TOLD_MAX: usize = 16;
+
+impl BootsTold {
+    /// All of so many have been told; to whom is not known.
+    pub(crate) fn of(boots: u64) -> Self {
+        Self { by_somebody: boots, each: Vec::new() }
+    }
+
+    /// How many this one knows of. Whoever is new to the box knows what anybody does: he has lost nothing by them.
+    pub(crate) fn to(&self, agent: Option<&AgentId>) -> u64 {
+        let known = self.each.iter().find(|(who, _)| who.as_ref() == agent);
+        known.map_or(self.by_somebody, |(_, boots)| *boots)
+    }
+
+    /// Whether this one has used the box.
+    pub(crate) fn knows(&self, agent: Option<&AgentId>) -> bool {
+        self.each.iter().any(|(who, _)| who.as_ref() == agent)
+    }
+
+    /// This one uses the box, and has been told of so many of its boots.
+    pub(crate) fn tell(&mut self, agent: Option<&AgentId>, boots: u64) {
+        self.by_somebody = self.by_somebody.max(boots);
+        if let Some((_, told)) = self.each.iter_mut().find(|(who, _)| who.as_ref() == agent) {
+            *told = boots.max(*told);
+            return;
+        }
+        if self.each.len() >= TOLD_MAX {
+            self.each.remove(0);
+        }
+        self.each.push((agent.cloned(), boots));
+    }
 }
 
 /// How a box ended.
@@ -107,8 +153,40 @@ impl BoxRecord {
             last_used_ms: 1,
             timeline: Vec::new(),
             stop_reason: None,
-            boots_told: 0,
+            told: BootsTold::default(),
             ended: None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_who_has_used_it_is_told_of_a_boot() {
+        let agent = |text: &str| text.parse::<AgentId>().expect("an agent");
+        let (one, other, new) = (agent("one-agent"), agent("other-agent"), agent("new-agent"));
+        let mut told = BootsTold::default();
+        told.tell(Some(&one), 0);
+        told.tell(None, 0);
+        told.tell(Some(&one), 1);
+        assert_eq!((told.to(Some(&one)), told.to(None)), (1, 0), "told to one only");
+        assert_eq!(told.to(Some(&other)), 1, "new to the box: it has lost nothing");
+        told.tell(Some(&one), 0);
+        assert_eq!(told.to(Some(&one)), 1, "an older word does not take it back");
+        for number in 0..TOLD_MAX {
+            told.tell(Some(&agent(&format!("agent-number-{number}"))), 1);
+        }
+        assert!(!told.knows(None) && told.each.len() == TOLD_MAX);
+        assert_eq!(told.to(Some(&new)), 1);
+    }
+
+    #[test]
+    fn a_record_of_before_keeps_what_was_told() {
+        let mut written = serde_json::to_value(BoxRecord::example()).expect("written");
+        written["boots_told"] = 2.into();
+        let read: BoxRecord = serde_json::from_value(written).expect("read");
+        assert_eq!((read.told.to(None), read.told.knows(None)), (2, false));
     }
 }

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use api::account::ACCOUNT_DEFAULT;
 use api::boxes::start::{
-    GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX,
+    GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX, UpdateBox,
     WAIT_FOR_CAPACITY_SEC_MAX,
 };
+use api::boxes::view::BoxView;
 use api::boxes::{BoxLimits, BoxStatus};
 use api::{ApiError, Code};
 use tokio::time::Instant;
@@ -208,25 +209,8 @@ fn check_goal(request: &StartBox, by_tool: bool) -> Result<(), ApiError> {
 
 fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Notes), ApiError> {
     let mut notes = Notes::default();
-    if let Some(name) = &request.name {
-        let count = name.chars().count();
-        if name.chars().any(char::is_control) {
-            let text = "`name` has a line break or another control character";
-            return Err(ApiError::invalid("name", text).hint("one line of text"));
-        }
-        if name.trim().is_empty() || count > TITLE_CHARS_MAX {
-            let text = format!("`name`: {count} characters");
-            return Err(
-                ApiError::invalid("name", text).hint(format!("1-{TITLE_CHARS_MAX}, not blank"))
-            );
-        }
-    }
-    // One line: what is told to models must not read like several.
-    request.goal = request
-        .goal
-        .map(|goal| goal.split(char::is_control).collect::<Vec<_>>().join(" "))
-        .map(|goal| goal.trim().chars().take(GOAL_CHARS_MAX).collect::<String>())
-        .filter(|goal| !goal.is_empty());
+    check_name(request.name.as_deref())?;
+    request.goal = request.goal.as_deref().and_then(one_line);
     let size = request.size.unwrap_or(1);
     if !SIZES.contains(&size) {
         let text = format!("`size`: {size} is no size");
@@ -296,6 +280,52 @@ fn resolve_links(app: &App, who: &Who, request: &mut StartBox) -> Result<(), Api
     Ok(())
 }
 
+fn check_name(name: Option<&str>) -> Result<(), ApiError> {
+    let Some(name) = name else { return Ok(()) };
+    let count = name.chars().count();
+    if name.chars().any(char::is_control) {
+        let text = "`name` has a line break or another control character";
+        return Err(ApiError::invalid("name", text).hint("one line of text"));
+    }
+    if name.trim().is_empty() || count > TITLE_CHARS_MAX {
+        let text = format!("`name`: {count} characters");
+        return Err(ApiError::invalid("name", text).hint(format!("1-{TITLE_CHARS_MAX}, not blank")));
+    }
+    Ok(())
+}
+
+/// A goal in one line, cut to what is kept: what is told to models must not read like several. `None`: nothing is left of it.
+fn one_line(goal: &str) -> Option<String> {
+    let goal = goal.split(char::is_control).collect::<Vec<_>>().join(" ");
+    let goal: String = goal.trim().chars().take(GOAL_CHARS_MAX).collect();
+    (!goal.is_empty()).then_some(goal)
+}
+
+/// Gives a box another name or goal. No use of it (B4), and a frozen one stays so.
+pub(crate) async fn update(
+    app: &App,
+    who: &Who,
+    id: &str,
+    request: UpdateBox,
+) -> Result<BoxView, Failure> {
+    let record = act::find(app, who, id)?;
+    act::not_ended(&record)?;
+    let name = request.name;
+    check_name(name.as_ref().and_then(Option::as_deref))?;
+    let goal = request.goal.map(|goal| goal.as_deref().and_then(one_line));
+    let change = |record: &mut BoxRecord| {
+        if let Some(name) = name {
+            record.spec.name = name;
+        }
+        if let Some(goal) = goal {
+            record.spec.goal = goal;
+        }
+    };
+    app.boxes().change(app.catalogue(), &record.id, change).await?;
+    checkpoint::carry(app, &record.id).await?;
+    view::status(app, who, id).await
+}
+
 fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiError> {
     if toolchains.len() > NAMES_MAX {
         let text = format!("`toolchains`: {} of them", toolchains.len());
@@ -314,7 +344,7 @@ fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiE
         .then(|| format!("toolchains ({}) were ignored: {IMAGE_HAS}", ignored.join(", "))))
 }
 
-fn next(started: &api::boxes::view::BoxView) -> String {
+fn next(started: &BoxView) -> String {
     let copy = "Copy your project into /work with sandbox_sync, then run it with sandbox_exec (background: true for servers)";
     let next = match (&started.web_url, started.services.is_empty()) {
         (Some(url), _) => format!("{copy}; a person opens it at {url}"),
@@ -336,20 +366,21 @@ fn next(started: &api::boxes::view::BoxView) -> String {
 /// Brings back a box that was stopped for idleness (B27, T14): it needs credit and a place in the plan as a new one does.
 async fn restore(app: &App, who: &Who, id: &str) -> Result<Started, Failure> {
     let record = act::find(app, who, id)?;
-    let known = view::known(app, &record).await?;
-    let stopped = known.as_ref().and_then(|(_, life)| life.stopped_unix_ms).is_some();
-    if !stopped {
-        let (text, hint) = match known {
-            Some(_) => (
-                format!("box {id} is not stopped: there is nothing to bring back"),
-                "call it as it is; what acts on it thaws it",
-            ),
-            None => (
-                format!("box {id} keeps no copy that could be brought back"),
-                "start a new one with sandbox_start, without `restore`",
-            ),
-        };
-        return Err(ApiError::new(Code::BoxStopped, text).hint(hint).into());
+    // One at a time: of several who ask at once one brings it back, and all get it.
+    let _turn = app.boxes().restoring.turn(&record.id).await;
+    let Some((_, life)) = view::known(app, &record).await? else {
+        let text = format!("box {id} keeps no copy that could be brought back");
+        return Err(ApiError::new(Code::BoxStopped, text)
+            .hint("start a new one with sandbox_start, without `restore`")
+            .into());
+    };
+    if life.stopped_unix_ms.is_none() {
+        // An answer that was lost is asked for again; and somebody else may have been first.
+        act::living(app, &record).await?;
+        let started = view::status(app, who, id).await?;
+        let next = "It is not stopped (somebody may have brought it back before): nothing was changed. Call it as it is; what acts \
+                    on it thaws it.";
+        return Ok(restored(started, next));
     }
     let place = super::claim(app, &record.account, &record.id).await?;
     app.host().restore(&record.id).await?;
@@ -369,13 +400,17 @@ async fn restore(app: &App, who: &Who, id: &str) -> Result<Started, Failure> {
     } else {
         "It is back as it was when it froze, and running: /work, programs, id and URLs."
     };
+    Ok(restored(started, next))
+}
+
+fn restored(started: BoxView, next: &str) -> Started {
     let body = StartedBox {
         started,
         toolchains_note: None,
         idle_timeout_note: None,
         next: next.to_owned(),
     };
-    Ok(Started { body, replayed: false })
+    Started { body, replayed: false }
 }
 
 impl NewBox {
@@ -400,7 +435,7 @@ impl NewBox {
             last_used_ms: entry.created_ms,
             timeline: Vec::new(),
             stop_reason: None,
-            boots_told: 0,
+            told: super::BootsTold::default(),
             ended: None,
         }
     }

@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use super::Call;
 use super::answer::Outcome;
-use super::tool::{Does, Nothing, about_a_box, read, read_about, tool};
+use super::tool::{Does, Nothing, about_a_box, described_elsewhere, read, read_about, tool};
 use crate::boxes;
 use crate::failure::Failure;
 
@@ -44,7 +44,7 @@ struct Which {
 }
 
 pub(super) fn list_tool() -> Tool {
-    tool::<Which, BoxList>("sandbox_list", "List boxes", Does::Tell, LIST)
+    described_elsewhere(tool::<Which, BoxList>("sandbox_list", "List boxes", Does::Tell, LIST))
 }
 
 pub(super) async fn list(call: &Call, arguments: JsonObject) -> Result<Outcome, Failure> {

@@ -9,7 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::answer::Outcome;
-use super::tool::{Does, Nothing, about_a_box, read, read_about, requiring, tool};
+use super::tool::{
+    Does, Nothing, about_a_box, described_elsewhere, read, read_about, requiring, tool,
+};
 use super::{Call, look};
 use crate::boxes::{self, Asked};
 use crate::failure::Failure;
@@ -47,7 +49,7 @@ capacity right now\" and starts nothing; waitForCapacitySec waits for room inste
 
 pub(super) fn start_tool() -> Tool {
     let start = tool::<StartBox, StartedBox>("sandbox_start", "Start a box", Does::Add, START);
-    requiring(start, "goal")
+    described_elsewhere(requiring(start, "goal"))
 }
 
 pub(super) async fn start(call: Call, arguments: JsonObject) -> Result<Outcome, Failure> {

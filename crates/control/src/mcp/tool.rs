@@ -100,6 +100,29 @@ fn simplify(schema: &mut Value) {
     }
 }
 
+/// Leaves the words out of what a tool answers: a box is described once, in the answer of `sandbox_status`. All tools are read by models
+/// before the first call of one.
+pub(super) fn described_elsewhere(mut tool: Tool) -> Tool {
+    tool.output_schema = tool.output_schema.map(|schema| {
+        let mut schema = JsonObject::clone(&schema);
+        schema.values_mut().for_each(leave_out_words);
+        Arc::new(schema)
+    });
+    tool
+}
+
+fn leave_out_words(schema: &mut Value) {
+    match schema {
+        Value::Array(schemas) => schemas.iter_mut().for_each(leave_out_words),
+        Value::Object(fields) => {
+            // What is not a text is a field of that name.
+            fields.retain(|name, value| name != "description" || !value.is_string());
+            fields.values_mut().for_each(leave_out_words);
+        }
+        _ => {}
+    }
+}
+
 /// Adds `id` to what a tool takes, which names the box that it is about.
 pub(super) fn about_a_box(mut tool: Tool) -> Tool {
     let mut input = JsonObject::clone(&tool.input_schema);
@@ -218,6 +241,20 @@ mod tests {
             "a": { "type": "integer", "minimum": 1 },
             "b": { "$ref": "#/$defs/B", "description": "b" },
             "format": { "type": "string", "format": "date-time" },
+        } });
+        assert_eq!(schema, expected);
+    }
+
+    #[test]
+    fn a_schema_without_words_has_all_of_its_fields() {
+        let mut schema = json!({ "properties": {
+            "description": { "type": "string", "description": "words" },
+            "many": { "items": { "anyOf": [{ "const": "a", "description": "words" }] } },
+        } });
+        leave_out_words(&mut schema);
+        let expected = json!({ "properties": {
+            "description": { "type": "string" },
+            "many": { "items": { "anyOf": [{ "const": "a" }] } },
         } });
         assert_eq!(schema, expected);
     }

@@ -1,9 +1,7 @@
-//! Boxes (B- and T-rules): starting, listing, acting on and stopping them.
+//! Boxes (B- and T-rules): starting, listing, changing and stopping them. What is done in one: [`super::box_work`].
 
-use api::boxes::act::{
-    BoxCheckpoint, BoxExec, BoxExecResult, BoxProcesses, BoxSecretNames, BoxSecrets, BoxWire,
-};
-use api::boxes::start::{StartBox, StartedBox};
+use api::boxes::act::{BoxCheckpoint, BoxSecretNames, BoxSecrets, BoxWire};
+use api::boxes::start::{StartBox, StartedBox, UpdateBox};
 use api::boxes::view::{
     BoxCheckpointView, BoxEvents, BoxList, BoxView, Done, Heartbeat, ServiceList,
 };
@@ -11,7 +9,6 @@ use api::host::Answer;
 use api::{ApiError, Code};
 
 use axum::Json;
-use axum::body::Body;
 use axum::extract::{FromRequestParts, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, StatusCode};
@@ -21,19 +18,16 @@ use serde::Deserialize;
 use super::sandboxes::{idempotency_key, say_replayed};
 use super::to_the_end;
 use crate::App;
-use crate::answer::{Timed, add_wake};
+use crate::answer::Timed;
 use crate::auth::Grant;
-use crate::boxes::{self, AgentId, Asked, Way, Who};
+use crate::boxes::{self, AgentId, Asked, Who};
 use crate::failure::Failure;
-use crate::input::{BoxId, JsonBody, Query, body_reader};
-use crate::openapi::Raw;
+use crate::input::{BoxId, JsonBody, Query};
 
 /// Most characters of a program's name.
 const CLIENT_CHARS_MAX: usize = 100;
 /// Names the conversation that a call comes from (B35).
 const AGENT_HEADER: &str = "x-psbx-agent";
-/// Bytes of output in an answer, unless asked otherwise.
-const OUTPUT_BYTES: u64 = 1024 * 1024;
 
 impl FromRequestParts<App> for Who {
     type Rejection = Failure;
@@ -146,6 +140,24 @@ pub(crate) async fn view(
     Ok(Json(boxes::status(&app, &who, &id).await?))
 }
 
+/// Change a box
+///
+/// Its name and its goal, which are for people and for whoever goes on with it. No use of it.
+#[utoipa::path(
+    patch, path = "/v1/boxes/{id}", tag = "boxes", operation_id = "update_box",
+    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
+    request_body(content = UpdateBox, description = "What changes"),
+    responses((status = 200, description = "The box as it is now", body = BoxView)),
+)]
+pub(crate) async fn update(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    JsonBody(request): JsonBody<UpdateBox>,
+) -> Result<Json<BoxView>, Failure> {
+    to_the_end(async move { Ok(Json(boxes::update(&app, &who, &id, request).await?)) }).await
+}
+
 /// Stop a box for good
 ///
 /// `/work` and all else in it is gone; a frozen one is not thawed for it. It stays in the list for a week. One that has ended already
@@ -195,42 +207,6 @@ pub(crate) async fn events(
     BoxId(id): BoxId,
 ) -> Result<Json<BoxEvents>, Failure> {
     Ok(Json(boxes::events(&app, &who, &id)?))
-}
-
-/// Run a command in a box
-///
-/// Waits for its end, for at most `waitSec`; then it runs on, and the same call with `execId` and `offset` reads on. With `background`
-/// it answers at once. Use of the box until it answers.
-#[utoipa::path(
-    post, path = "/v1/boxes/{id}/exec", tag = "boxes", operation_id = "box_exec",
-    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
-    request_body(content = BoxExec, description = "The command, or which one to read on"),
-    responses((status = 200, description = "What came of it so far", body = BoxExecResult)),
-)]
-pub(crate) async fn exec(
-    State(app): State<App>,
-    who: Who,
-    BoxId(id): BoxId,
-    JsonBody(request): JsonBody<BoxExec>,
-) -> Result<Json<BoxExecResult>, Failure> {
-    let way = Way { bytes: OUTPUT_BYTES, waits: None, notes: true };
-    Ok(Json(boxes::exec(&app, &who, &id, way, request).await?))
-}
-
-/// List the processes of a box
-///
-/// With the ports on which they listen. Use of the box.
-#[utoipa::path(
-    get, path = "/v1/boxes/{id}/procs", tag = "boxes", operation_id = "box_procs",
-    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
-    responses((status = 200, description = "The processes", body = BoxProcesses)),
-)]
-pub(crate) async fn procs(
-    State(app): State<App>,
-    who: Who,
-    BoxId(id): BoxId,
-) -> Result<Json<BoxProcesses>, Failure> {
-    Ok(Json(boxes::procs(&app, &who, &id).await?))
 }
 
 /// Switch a service of a box
@@ -293,88 +269,6 @@ pub(crate) async fn set_checkpoint(
         async move { Ok(Json(boxes::set_checkpoint(&app, &who, &id, request.every()).await?)) },
     )
     .await
-}
-
-/// Where in a box.
-#[derive(Debug, Deserialize, utoipa::IntoParams)]
-#[serde(deny_unknown_fields)]
-#[into_params(parameter_in = Query)]
-pub(crate) struct PathQuery {
-    /// An absolute path.
-    #[param(example = "/work/app.py")]
-    path: String,
-}
-
-/// Read a file of a box
-///
-/// Its bytes, of any size. Use of the box until the last byte.
-#[utoipa::path(
-    get, path = "/v1/boxes/{id}/files", tag = "boxes", operation_id = "box_get",
-    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
-    responses((status = 200, description = "The bytes", body = Raw, content_type = "application/octet-stream")),
-)]
-pub(crate) async fn read(
-    State(app): State<App>,
-    who: Who,
-    BoxId(id): BoxId,
-    Query(PathQuery { path }): Query<PathQuery>,
-) -> Result<Response, Failure> {
-    crate::validate::path("path", &path)?;
-    let acting = boxes::act(&app, &who, &id, "sandbox_get").await?;
-    let work = async { Ok(app.host().file_read(&acting.record.id, &path, 0, None).await?) };
-    let file = boxes::while_paid(&app, &acting.record, work).await?;
-    let (info, bytes) = file.value;
-    let mut response = super::files::bytes(&info, bytes, acting);
-    add_wake(response.headers_mut(), file.woke_ms);
-    Ok(response)
-}
-
-/// Read a tree of a box
-///
-/// A folder with all that is in it as a tar stream, with paths relative to it. A single file is a stream of one entry, by its own
-/// name. Use of the box until the last byte.
-#[utoipa::path(
-    get, path = "/v1/boxes/{id}/tree", tag = "boxes", operation_id = "box_pull",
-    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
-    responses((status = 200, description = "A tar archive", body = Raw, content_type = "application/x-tar")),
-)]
-pub(crate) async fn pull(
-    State(app): State<App>,
-    who: Who,
-    BoxId(id): BoxId,
-    Query(PathQuery { path }): Query<PathQuery>,
-) -> Result<Response, Failure> {
-    crate::validate::path("path", &path)?;
-    let acting = boxes::act(&app, &who, &id, "sandbox_pull").await?;
-    let work = async { Ok(app.host().tree_read(&acting.record.id, &path).await?) };
-    let tree = boxes::while_paid(&app, &acting.record, work).await?;
-    let mut response = super::files::tree(tree.value, acting);
-    add_wake(response.headers_mut(), tree.woke_ms);
-    Ok(response)
-}
-
-/// Write a tree into a box
-///
-/// Unpacks a tar stream below a folder, which is made if it is not there. What is there and not in the archive stays. Use of the box
-/// until it answers.
-#[utoipa::path(
-    put, path = "/v1/boxes/{id}/tree", tag = "boxes", operation_id = "box_push",
-    params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"), PathQuery),
-    request_body(content = Raw, content_type = "application/x-tar", description = "A tar archive"),
-    responses((status = 200, description = "It is there", body = Done)),
-)]
-pub(crate) async fn push(
-    State(app): State<App>,
-    who: Who,
-    BoxId(id): BoxId,
-    Query(PathQuery { path }): Query<PathQuery>,
-    body: Body,
-) -> Result<Json<Done>, Failure> {
-    crate::validate::path("path", &path)?;
-    let acting = boxes::act(&app, &who, &id, "sandbox_sync").await?;
-    let write = app.host().tree_write(&acting.record.id, &path, body_reader(body));
-    boxes::while_paid(&app, &acting.record, async { Ok(write.await?) }).await?;
-    Ok(Json(Done { ok: true }))
 }
 
 /// Say that a conversation is there

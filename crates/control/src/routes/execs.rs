@@ -6,7 +6,7 @@ use api::exec::{
     Exec, ExecList, ExecRequest, ExecResult, Exit, Output, SignalRequest, signal_number,
 };
 use api::host::{Answer, OutputEvent, OutputFrom};
-use api::{ApiError, Code};
+use api::{ApiError, Code, SandboxId};
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -231,8 +231,22 @@ pub(crate) async fn stdin(
     At(entry): At,
     ExecId(exec): ExecId,
     Query(query): Query<StdinQuery>,
-    mut body: Body,
+    body: Body,
 ) -> Result<Response, Failure> {
+    let woke_ms = write_stdin(&app, &entry.id, &exec, &query, body).await?;
+    let mut response = StatusCode::NO_CONTENT.into_response();
+    add_wake(response.headers_mut(), woke_ms);
+    Ok(response)
+}
+
+/// Hands a body to a command, as it comes. Tells how long it took to wake its sandbox, milliseconds.
+pub(super) async fn write_stdin(
+    app: &App,
+    id: &SandboxId,
+    exec: &str,
+    query: &StdinQuery,
+    mut body: Body,
+) -> Result<Option<f64>, Failure> {
     let mut woke_ms = None;
     while let Some(frame) = body.frame().await {
         let frame =
@@ -240,19 +254,14 @@ pub(crate) async fn stdin(
         if let Ok(bytes) = frame.into_data()
             && !bytes.is_empty()
         {
-            woke_ms =
-                both(woke_ms, app.host().exec_stdin(&entry.id, &exec, bytes, false).await?.woke_ms);
+            woke_ms = both(woke_ms, app.host().exec_stdin(id, exec, bytes, false).await?.woke_ms);
         }
     }
     if query.close.unwrap_or(false) {
-        woke_ms = both(
-            woke_ms,
-            app.host().exec_stdin(&entry.id, &exec, Bytes::new(), true).await?.woke_ms,
-        );
+        let closed = app.host().exec_stdin(id, exec, Bytes::new(), true).await?;
+        woke_ms = both(woke_ms, closed.woke_ms);
     }
-    let mut response = StatusCode::NO_CONTENT.into_response();
-    add_wake(response.headers_mut(), woke_ms);
-    Ok(response)
+    Ok(woke_ms)
 }
 
 /// Send a signal

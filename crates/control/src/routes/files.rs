@@ -121,10 +121,10 @@ fn stream(reader: Box<dyn AsyncRead + Send + Unpin>, held: impl Send + 'static) 
 pub(crate) struct WriteQuery {
     /// Absolute path in the sandbox.
     #[param(example = "/work/notes.txt")]
-    path: String,
+    pub(super) path: String,
     /// Permission bits in octal, such as `0644`; default: those of the file that was there, else `0644`.
     #[param(example = "0644")]
-    mode: Option<String>,
+    pub(super) mode: Option<String>,
 }
 
 /// Write a file
@@ -287,7 +287,7 @@ pub(crate) async fn write_tree(
     Ok(response)
 }
 
-fn read_mode(text: &str) -> Result<u32, ApiError> {
+pub(super) fn read_mode(text: &str) -> Result<u32, ApiError> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit());
     u32::from_str_radix(text, 8)
         .ok()

@@ -2,6 +2,7 @@
 
 mod accounts;
 mod attach;
+mod box_work;
 mod boxes;
 mod checkpoints;
 mod drives;
@@ -80,14 +81,18 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(project::view, project::update))
         .routes(routes!(forward::forward))
         .routes(routes!(boxes::start, boxes::list))
-        .routes(routes!(boxes::view, boxes::stop))
+        .routes(routes!(boxes::view, boxes::update, boxes::stop))
         .routes(routes!(boxes::wake))
         .routes(routes!(boxes::events))
-        .routes(routes!(boxes::exec))
-        .routes(routes!(boxes::procs))
+        .routes(routes!(box_work::exec))
+        .routes(routes!(box_work::commands))
+        .routes(routes!(box_work::command))
+        .routes(routes!(box_work::signal))
+        .routes(routes!(box_work::stdin))
+        .routes(routes!(box_work::procs))
         .routes(routes!(boxes::wire))
-        .routes(routes!(boxes::read))
-        .routes(routes!(boxes::pull, boxes::push))
+        .routes(routes!(box_work::read, box_work::write))
+        .routes(routes!(box_work::pull, box_work::push))
         .routes(routes!(boxes::add_secrets))
         .routes(routes!(boxes::set_checkpoint))
         .routes(routes!(boxes::heartbeat))
