@@ -77,9 +77,16 @@ fn b04_b15_commands_of_a_box_are_found_signalled_and_fed() {
         for (method, at, body, status, field) in [
             ("POST", signal.as_str(), json!({ "signal": "SIGNIFICANT" }), 400, "signal"),
             ("POST", signal.as_str(), json!({ "sig": "INT" }), 400, "sig"),
+            (
+                "POST",
+                &path("exec"),
+                json!({ "command": "cat", "openStdin": true }),
+                400,
+                "openStdin",
+            ),
             ("GET", &path("execs/nosuchcommand"), Value::Null, 404, ""),
             ("POST", &path("execs/nosuchcommand/signal"), json!({ "signal": "INT" }), 404, ""),
-            ("POST", &path(&format!("execs/{fails}/stdin")), Value::Null, 409, ""),
+            ("POST", &path(&format!("execs/{fails}/stdin")), json!("x"), 409, ""),
             ("GET", "/v1/boxes/nosuchboxaaa/execs", Value::Null, 404, ""),
         ] {
             let (said, error) = call(lab, method, at, &body);

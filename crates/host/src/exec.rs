@@ -202,6 +202,15 @@ pub(crate) fn command_error(link: &GuestLink, id: ExecId, error: GuestError) -> 
     guest_error(error)
 }
 
+/// The same, where its standard input was to be written.
+pub(crate) fn stdin_error(link: &GuestLink, id: ExecId, name: &str, error: GuestError) -> ApiError {
+    if !is_closed(&error) {
+        return command_error(link, id, error);
+    }
+    ApiError::new(Code::Exists, format!("the command `{name}` has no open standard input"))
+        .hint("it was started without `open_stdin` (in a box `openStdin`), it was closed, or the command has ended")
+}
+
 /// Reads a command's output and sends it on, then how it ended. `guard` lives as long as somebody reads.
 pub(crate) fn output(
     link: GuestLink,

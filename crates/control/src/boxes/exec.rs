@@ -98,6 +98,11 @@ fn check(request: &BoxExec) -> Result<(), ApiError> {
         (None, Some(_)) if request.background => {
             return Err(ApiError::invalid("background", "`background` goes with `command`"));
         }
+        _ if request.open_stdin && !request.background => {
+            let text = "nobody could write to it while this call waits for the end";
+            return Err(ApiError::invalid("openStdin", text)
+                .hint("add `\"background\": true`, with `command`"));
+        }
         (Some(_), None) | (None, Some(_)) => {}
         (Some(_), Some(_)) => {
             return Err(ApiError::invalid("execId", "give `command` or `execId`, not both"));

@@ -51,7 +51,7 @@ struct Base;
 pub(crate) struct Raw(Vec<u8>);
 
 /// Operations whose body may be left out: everything in it has a default.
-const BODY_OPTIONAL: [&str; 16] = [
+const BODY_OPTIONAL: [&str; 20] = [
     "create_sandbox",
     "update_sandbox",
     "update_account",
@@ -62,7 +62,11 @@ const BODY_OPTIONAL: [&str; 16] = [
     "start_terminal",
     "drain_host",
     "start_box",
+    "update_box",
     "box_push",
+    "box_put",
+    "write_box_exec_stdin",
+    "write_exec_stdin",
     "write_tree",
     "create_volume",
     "write_file",

@@ -236,6 +236,7 @@ fn properties() -> Vec<(&'static str, &'static str, Value)> {
         ("BoxWire", "mode", json!({ "enum": ["box", "external"] })),
         ("BoxSecrets", "add", json!({ "items": text(&variable()) })),
         ("StartBox", "name", pattern(TITLE)),
+        ("UpdateBox", "name", pattern(TITLE)),
         ("StartBox", "externalBaseUrl", pattern(&base)),
         ("StartBox", "secrets", json!({ "items": text(&variable()) })),
         ("StartBox", "toolchains", json!({ "maxItems": crate::boxes::NAMES_MAX })),
@@ -306,8 +307,20 @@ fn together() -> Vec<(&'static str, Value)> {
         (
             "BoxExec",
             json!({ "oneOf": [
-                { "required": ["command"], "properties": { "command": { "type": "string" }, "execId": nil(), "offset": nil() } },
-                { "required": ["execId"], "properties": { "execId": { "type": "string" }, "command": nil(), "background": never() } },
+                {
+                    "required": ["command"],
+                    "properties": { "command": { "type": "string" }, "execId": nil(), "offset": nil() },
+                    "anyOf": [
+                        { "properties": { "openStdin": never() } },
+                        { "required": ["background"], "properties": { "background": { "const": true } } },
+                    ],
+                },
+                {
+                    "required": ["execId"],
+                    "properties": {
+                        "execId": { "type": "string" }, "command": nil(), "background": never(), "openStdin": never(),
+                    },
+                },
             ] }),
         ),
         (

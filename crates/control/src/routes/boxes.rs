@@ -146,7 +146,7 @@ pub(crate) async fn view(
 #[utoipa::path(
     patch, path = "/v1/boxes/{id}", tag = "boxes", operation_id = "update_box",
     params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
-    request_body(content = UpdateBox, description = "What changes"),
+    request_body(content = UpdateBox, description = "What changes; may be left out"),
     responses((status = 200, description = "The box as it is now", body = BoxView)),
 )]
 pub(crate) async fn update(

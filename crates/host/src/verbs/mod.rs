@@ -435,7 +435,7 @@ impl Host for Daemon {
         let names = self.exec_names(id, exec_id)?;
         let ready = self.call(id, CallKind::Api, "input for a command").await?;
         let exec = exec_of(names, exec_id, &ready.link)?;
-        let told = |error| exec::command_error(&ready.link, exec, error);
+        let told = |error| exec::stdin_error(&ready.link, exec, exec_id, error);
         let mut stdin = ready.link.exec_stdin(exec, close).map_err(told)?;
         stdin.write(&bytes).await.map_err(told)?;
         stdin.finish().await.map_err(told)?;
