@@ -54,6 +54,10 @@ pub struct SandboxUsage {
     /// Its name.
     #[schema(example = "web")]
     pub name: String,
+    /// The name of the box that it is; absent where it is none, or has no name.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    #[schema(example = "Refunds in the member centre")]
+    pub box_name: Option<String>,
     /// Since when it is counted: when it was made, RFC 3339.
     pub since: String,
     /// What it has used.

@@ -58,6 +58,21 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> Result<(), Probl
     rows.iter().try_for_each(|row| line(&mut row.iter().map(String::as_str)))
 }
 
+/// Text that somebody else wrote, in one line: nothing in it moves the cursor or changes the terminal.
+pub(crate) fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
+}
+
+/// The same, cut to so many characters.
+pub(crate) fn short_plain(text: &str, most: usize) -> String {
+    let text = plain(text);
+    if text.chars().count() <= most {
+        return text;
+    }
+    let cut: String = text.chars().take(most.saturating_sub(1)).collect();
+    format!("{}…", cut.trim_end())
+}
+
 /// A point in time with how far away it is, such as `2026-11-30T10:15:30Z (in 4 s)`.
 pub(crate) fn time(at: &str) -> String {
     match at.parse::<Timestamp>() {
@@ -123,6 +138,14 @@ fn distance(since: SignedDuration) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_others_wrote_is_one_line_of_plain_text() {
+        assert_eq!(plain("a\u{1b}[2J\r\nb\u{9b}c"), "a [2J  b c");
+        assert_eq!(short_plain("über\nalles", 10), "über alles");
+        assert_eq!(short_plain("one two three", 9), "one two…");
+        assert_eq!(short_plain("", 3), "");
+    }
 
     #[test]
     fn sizes_and_times() {

@@ -136,10 +136,9 @@ pub(crate) async fn delete(
         let records = app.boxes().of_account(&id);
         let live = records.iter().filter(|record| record.ended.is_none()).count();
         if live > 0 {
-            let text = format!("the account `{id}` has {live} boxes that have not ended");
-            return Err(ApiError::new(Code::InUse, text)
-                .hint("stop them first, with one of its keys: `DELETE /v1/boxes/{id}`")
-                .into());
+            let boxes = if live == 1 { "box that has" } else { "boxes that have" };
+            let text = format!("the account `{id}` has {live} {boxes} not ended");
+            return Err(ApiError::new(Code::InUse, text).hint(in_use_hint(&id)).into());
         }
         app.accounts().remove(app.catalogue(), &id).await?;
         app.tokens().forget_account(&id);
@@ -150,6 +149,16 @@ pub(crate) async fn delete(
         Ok(StatusCode::NO_CONTENT)
     })
     .await
+}
+
+/// How an operator ends what an account still has. Boxes that were stopped for idleness are among it while their copies are kept, and
+/// only a list of all shows them.
+fn in_use_hint(id: &str) -> String {
+    format!(
+        "stop them first: `dormouse --as-account {id} boxes list --all` shows them (those that are `terminated` count while they are \
+         restorable), `dormouse --as-account {id} boxes stop BOX` ends one; over HTTP `GET /v1/boxes?all=1` and \
+         `DELETE /v1/boxes/{{id}}` with the header `X-Dormouse-Account: {id}`"
+    )
 }
 
 fn told(account: &accounts::Account) -> Account {

@@ -63,5 +63,6 @@ pub(crate) async fn of_all(State(app): State<App>) -> Result<Json<UsageReport>, 
 async fn told(app: &App, sandbox: Sandbox) -> Result<SandboxUsage, Failure> {
     let usage: Usage = app.host().usage(&sandbox.id).await?;
     let Sandbox { id, name, created_at, .. } = sandbox;
-    Ok(SandboxUsage { id, name, since: created_at, usage })
+    let box_name = app.boxes().record(&id).and_then(|record| record.spec.name.clone());
+    Ok(SandboxUsage { id, name, box_name, since: created_at, usage })
 }

@@ -124,7 +124,11 @@ async fn b43_a_box_of_another_account_is_as_one_that_does_not_exist() {
     }
     // An account with boxes stays; so does the default one.
     let refused = world.call("DELETE", "/v1/accounts/acme", "").await;
-    assert_eq!(refused.error(), "409 in_use: the account `acme` has 1 boxes that have not ended");
+    assert_eq!(refused.error(), "409 in_use: the account `acme` has 1 box that has not ended");
+    let hint = refused.value()["hint"].as_str().unwrap().to_owned();
+    for way in ["dormouse --as-account acme boxes list", "dormouse --as-account acme boxes stop"] {
+        assert!(hint.contains(way), "{hint}");
+    }
     let refused = world.call("DELETE", "/v1/accounts/default", "").await;
     assert_eq!(refused.error(), "409 in_use: the default account cannot be deleted");
     let stopped = world.with_key(&acme, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null).await;

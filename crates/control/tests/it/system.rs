@@ -75,6 +75,22 @@ async fn s23_what_a_deleted_sandbox_had_used_stays_in_the_sum() {
 }
 
 #[tokio::test]
+async fn s23_boxes_are_told_with_their_names() {
+    let world = World::new().await;
+    world.sandbox("web").await;
+    let mut ids = Vec::new();
+    for spec in [serde_json::json!({ "name": "Refunds, mended" }), serde_json::json!({})] {
+        let started = world.call("POST", "/v1/boxes", spec.to_string()).await.value();
+        ids.push(started["id"].clone());
+    }
+    let all = world.call("GET", "/v1/usage", "").await.value();
+    let told = all["sandboxes"].as_array().unwrap().iter();
+    let told: Vec<_> = told.map(|one| (&one["name"], &one["box_name"])).collect();
+    let (none, name) = (serde_json::Value::Null, "Refunds, mended".into());
+    assert_eq!(told, [(&"web".into(), &none), (&ids[0], &name), (&ids[1], &none)]);
+}
+
+#[tokio::test]
 async fn a_drain_puts_all_to_sleep_on_disk_a_few_at_a_time() {
     let world = World::new().await;
     for number in 0..12 {
