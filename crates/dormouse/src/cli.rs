@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::account_args::{AccountsCommand, KeysCommand, SecretsCommand};
 use crate::box_args::BoxArgs;
+use crate::boxes_args::BoxesCommand;
 use api::drive::{AttachDrive, AttachVolume};
 use api::sandbox::{SleepTier, Status};
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -31,7 +32,7 @@ pub(crate) struct Cli {
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  exec, run, shell, execs wait
+  exec, run, shell, execs wait, boxes exec
              the command's own; 128 + the signal's number if a signal ended it;
              127 if there is no such program, 126 if it cannot be started,
              125 if Dormouse itself failed, 141 if nobody reads standard output any more
@@ -78,6 +79,9 @@ pub(crate) enum Command {
     /// Make, list, change and delete sandboxes.
     #[command(subcommand, visible_alias = "sandbox")]
     Sandboxes(SandboxesCommand),
+    /// Boxes, which AI clients start: list them, look into them, stop them and bring them back.
+    #[command(subcommand, visible_alias = "box")]
+    Boxes(BoxesCommand),
     /// Run a command in a sandbox and get its output and exit code.
     Exec(ExecArgs),
     /// Run one command in a new sandbox that is deleted afterwards.
@@ -426,7 +430,7 @@ pub(crate) struct PolicyArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checkpointed(pub(crate) Option<u64>);
 
-fn checkpoint(text: &str) -> Result<Checkpointed, String> {
+pub(crate) fn checkpoint(text: &str) -> Result<Checkpointed, String> {
     match text {
         "on" => Ok(Checkpointed(Some(api::checkpoint::EVERY_SECONDS_DEFAULT))),
         "off" => Ok(Checkpointed(None)),
@@ -1001,7 +1005,7 @@ fn edge_seconds(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("not a whole number from {} to {}", range.start(), range.end()))
 }
 
-fn pair(text: &str) -> Result<(String, String), String> {
+pub(crate) fn pair(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("not `KEY=VALUE`".to_owned()),

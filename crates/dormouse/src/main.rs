@@ -7,6 +7,7 @@
 
 mod account_args;
 mod box_args;
+mod boxes_args;
 mod cli;
 mod client;
 mod commands;
@@ -22,6 +23,7 @@ use std::io;
 
 use clap::Parser;
 
+use boxes_args::BoxesCommand;
 use cli::{Cli, Command, ExecsCommand, ImagesCommand, SandboxesCommand};
 use client::Client;
 use problem::Problem;
@@ -41,6 +43,7 @@ fn main() {
             | Command::Run(_)
             | Command::Shell(_)
             | Command::Execs(ExecsCommand::Wait { .. })
+            | Command::Boxes(BoxesCommand::Exec(_))
     );
     let code = match run(cli) {
         Ok(code) => code,
@@ -164,6 +167,7 @@ async fn dispatch(cli: Cli) -> Result<i32, Problem> {
         Command::Sandboxes(SandboxesCommand::Delete { names }) => {
             commands::sandboxes::delete(&client()?, &names, json).await
         }
+        Command::Boxes(command) => commands::boxes::boxes(&client()?, command, json).await,
         Command::Fork(arguments) => commands::sandboxes::fork(&client()?, arguments, json).await,
         Command::Exec(arguments) => commands::exec::exec(&client()?, arguments, json).await,
         Command::Run(arguments) => commands::exec::run(&client()?, arguments, json).await,

@@ -98,7 +98,10 @@ impl Problem {
 }
 
 /// Fields of the interface whose option has another name.
-const OPTIONS: [(&str, &str); 6] = [
+const OPTIONS: [(&str, &str); 9] = [
+    ("x-dormouse-account", "--as-account"),
+    ("timeoutSec", "--timeout"),
+    ("everySeconds", "SECONDS"),
     ("size_mib", "--size"),
     ("labels", "--label"),
     ("awake_ports", "--awake-port"),

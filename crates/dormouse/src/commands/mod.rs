@@ -2,6 +2,9 @@
 
 pub(crate) mod accounts;
 mod attached;
+mod box_exec;
+mod box_view;
+pub(crate) mod boxes;
 pub(crate) mod checkpoints;
 pub(crate) mod drives;
 pub(crate) mod events;
