@@ -101,7 +101,9 @@ fn b02_b04_b27_a_box_is_listed_told_about_stopped_and_restored_by_the_command_li
         assert_eq!(code, Some(0));
         assert!(stderr.contains("is ready"), "{stderr}");
         assert_eq!(lab.ok(&["boxes", "exec", name, "--", "cat", "word"]), "kept\n");
-        refused(lab, 1, &["boxes", "restore", name]);
+        let (code, _, stderr) = ran(lab, &["boxes", "restore", name]);
+        assert_eq!(code, Some(0));
+        assert!(stderr.starts_with("note: it was not stopped: nothing was changed"), "{stderr}");
 
         // The others are stopped although one is not there.
         let stderr = refused(lab, 1, &["boxes", "stop", "no such box", &id]);
@@ -136,6 +138,15 @@ fn a_boxs_commands_and_what_is_wrong_about_one_by_the_command_line() {
         lab.ok(&["boxes", "exec", "work", "--", "touch", "/work/go"]);
         let (code, stdout, _) = ran(lab, &["boxes", "exec", "work", "--read", &exec_id]);
         assert_eq!((code, stdout.as_str()), (Some(128 + 15), "one\nb c\n"));
+        let sleeps = ["boxes", "exec", "work", "--background", "--", "sleep", "1000"];
+        let sleeper = lab.ok(&sleeps).trim().to_owned();
+        lab.ok(&["boxes", "kill", "work", &sleeper, "--signal", "INT"]);
+        until("it is listed as ended", || {
+            let listed = lab.ok(&["boxes", "execs", "work"]);
+            let row = listed.lines().find(|line| line.starts_with(&sleeper)).expect("its row");
+            assert!(row.ends_with("  sleep 1000"), "{row}");
+            row.contains("signal 2").then_some(())
+        });
         let (code, stdout, _) =
             ran(lab, &["--json", "boxes", "exec", "work", "--", "no-such-program"]);
         let told: Value = serde_json::from_str(&stdout).expect("JSON");
@@ -145,6 +156,8 @@ fn a_boxs_commands_and_what_is_wrong_about_one_by_the_command_line() {
             (1, &["boxes", "get", "nobody"][..], "there is no box of the id or name `nobody`"),
             (1, &["boxes", "timeline", "aaaaaaaaaaaa"], "there is no box of the id or name"),
             (1, &["boxes", "wake", "nobody"], "dormouse boxes list --all"),
+            (1, &["boxes", "kill", "work", "nobody"], "no command `nobody`"),
+            (1, &["boxes", "execs", "nobody"], "there is no box"),
             (1, &["boxes", "ps", ""], "there is no box"),
             (1, &["boxes", "link", "work", "shop"], "no service `shop`"),
             (1, &["boxes", "checkpoint", "work", "601"], "everySeconds"),

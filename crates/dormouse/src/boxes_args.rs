@@ -54,6 +54,21 @@ pub(crate) enum BoxesCommand {
     ///
     /// Standard output and standard error come as one. The command has no standard input.
     Exec(BoxExecArgs),
+    /// List the commands that were run in a box since it was booted, and how each ended. Thaws nothing.
+    Execs {
+        #[command(flatten)]
+        which: WhichBox,
+    },
+    /// Send a signal to a command of a box; `KILL` ends everything it has started. Thaws it.
+    Kill {
+        #[command(flatten)]
+        which: WhichBox,
+        /// Id of the command, as `boxes execs` tells it.
+        exec: String,
+        /// The signal, such as `TERM`, `SIGINT` or `9`.
+        #[arg(long, short, default_value = "TERM")]
+        signal: String,
+    },
     /// List the processes of a box, with the ports on which they listen. Thaws it.
     Ps {
         #[command(flatten)]

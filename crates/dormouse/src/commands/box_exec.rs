@@ -1,6 +1,7 @@
-//! What runs in a box: running a command, whose exit code becomes ours, reading on the output of one, and a table of all processes.
+//! What runs in a box: running a command, whose exit code becomes ours, reading on the output of one, and tables of commands and
+//! processes.
 
-use api::boxes::act::{BoxExec, BoxExecResult, BoxProcess};
+use api::boxes::act::{BoxCommand, BoxExec, BoxExecResult, BoxProcess};
 
 use super::EXIT_NO_READER;
 use crate::boxes_args::BoxExecArgs;
@@ -10,6 +11,8 @@ use crate::show;
 
 /// How long one call waits for the end of the command: so late what it writes is shown.
 const WAIT_SECONDS: u64 = 1;
+/// What a line begins with that becomes a program.
+const BECOMES: &str = "exec -- ";
 /// Exit code after Ctrl-C, as shells have it.
 const EXIT_INTERRUPTED: i32 = 128 + 2;
 
@@ -87,7 +90,7 @@ pub(super) async fn exec(
 /// A line for bash that becomes this program with these arguments: no word of it is one of the shell's own.
 fn line(argv: &[String]) -> String {
     let words: Vec<_> = argv.iter().map(|word| quoted(word)).collect();
-    format!("exec -- {}", words.join(" "))
+    format!("{BECOMES}{}", words.join(" "))
 }
 
 /// A word that a shell takes as it is.
@@ -97,6 +100,29 @@ fn quoted(word: &str) -> String {
         return word.to_owned();
     }
     format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Commands in a table.
+pub(super) fn commands(commands: &[BoxCommand]) -> Result<(), Problem> {
+    let rows: Vec<_> = commands.iter().map(row).collect();
+    show::table(&["ID", "STATUS", "PID", "OUTPUT", "COMMAND"], &rows)
+}
+
+fn row(command: &BoxCommand) -> Vec<String> {
+    let status = match (command.running, command.exit_code, command.signal) {
+        (true, ..) => "running".to_owned(),
+        (false, _, Some(signal)) => format!("signal {signal}"),
+        (false, Some(code), _) => format!("exit {code}"),
+        (false, None, None) => "lost".to_owned(),
+    };
+    let line = command.command.strip_prefix(BECOMES).unwrap_or(&command.command);
+    vec![
+        command.exec_id.clone(),
+        if command.timed_out { format!("{status} (time-out)") } else { status },
+        command.pid.to_string(),
+        show::size(command.output_bytes),
+        show::plain(line),
+    ]
 }
 
 /// Processes in a table.
@@ -119,6 +145,23 @@ pub(super) fn processes(processes: &[BoxProcess]) -> Result<(), Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_command_is_told_as_it_was_typed_with_how_it_ended() {
+        let told = |more: serde_json::Value| {
+            let mut command = serde_json::json!({
+                "execId": "hnkainteaodl", "pid": 412, "command": "exec -- npm test", "running": false, "outputBytes": 3,
+            });
+            for (field, value) in more.as_object().unwrap() {
+                command[field] = value.clone();
+            }
+            row(&serde_json::from_value(command).unwrap())[1..].join(" | ")
+        };
+        assert_eq!(told(serde_json::json!({ "exitCode": 0 })), "exit 0 | 412 | 3 B | npm test");
+        let killed = serde_json::json!({ "signal": 9, "timedOut": true, "command": "a\nb" });
+        assert_eq!(told(killed), "signal 9 (time-out) | 412 | 3 B | a b");
+        assert_eq!(told(serde_json::json!({ "running": true })), "running | 412 | 3 B | npm test");
+    }
 
     #[test]
     fn arguments_arrive_as_they_were_typed() {

@@ -2,9 +2,10 @@
 //!
 //! A box is found by its id or by its name, in the list of boxes, which is no use of any (B4).
 
-use api::boxes::act::{BoxCheckpoint, BoxProcesses};
+use api::boxes::act::{BoxCheckpoint, BoxCommands, BoxProcesses};
 use api::boxes::start::{StartBox, StartedBox};
-use api::boxes::view::{BoxCheckpointView, BoxEvents, BoxList, BoxView};
+use api::boxes::view::{BoxCheckpointView, BoxEvents, BoxList, BoxView, Done};
+use api::exec::SignalRequest;
 use api::{ApiError, Code};
 
 use super::{box_exec, box_view};
@@ -51,6 +52,18 @@ pub(crate) async fn boxes(
             let view = find(client, &arguments.which, lives).await?;
             let done = box_exec::exec(client, &place(&view.id), arguments, json).await;
             return done.map_err(|problem| with_way_back(problem, &view));
+        }
+        BoxesCommand::Execs { which } => {
+            let view = find(client, &which, lives).await?;
+            let listed = client.get(&format!("{}/execs", place(&view.id))).await;
+            let BoxCommands { execs } = listed.map_err(|problem| with_way_back(problem, &view))?;
+            if json { show::json(&execs)? } else { box_exec::commands(&execs)? }
+        }
+        BoxesCommand::Kill { which, exec, signal } => {
+            let view = find(client, &which, lives).await?;
+            let place = format!("{}/execs/{}/signal", place(&view.id), quote(&exec));
+            let sent = client.json("POST", &place, Some(&SignalRequest { signal })).await;
+            let Done { .. } = sent.map_err(|problem| with_way_back(problem, &view))?;
         }
         BoxesCommand::Ps { which } => {
             let view = find(client, &which, lives).await?;
@@ -107,9 +120,12 @@ async fn stop(client: &Client, given: &[String], json: bool) -> Result<i32, Prob
 }
 
 async fn restore(client: &Client, which: &WhichBox, json: bool) -> Result<(), Problem> {
-    let id = find(client, which, |view| view.restorable_until.is_some()).await?.id;
-    let body = StartBox { restore: Some(id), ..StartBox::default() };
+    let view = find(client, which, |view| view.restorable_until.is_some()).await?;
+    let body = StartBox { restore: Some(view.id), ..StartBox::default() };
     let StartedBox { started, .. } = client.json("POST", "/v1/boxes", Some(&body)).await?;
+    if view.restorable_until.is_none() {
+        eprintln!("note: it was not stopped: nothing was changed");
+    }
     told(&started, json)
 }
 
