@@ -58,12 +58,41 @@ fn b04_b15_commands_of_a_box_are_found_signalled_and_fed() {
         );
         assert_eq!(of(&listed, &reads)["running"], true);
 
+        // Its output is read in parts, the end of it too.
+        let output = |exec: &str, query: &str| {
+            let path = path(&format!("execs/{exec}/output?{query}"));
+            net::call(&lab.data().join("dormouse.sock"), "GET", &path, "").expect("answered")
+        };
+        let part = output(&fails, "offset=1");
+        assert_eq!((part.status, part.body.as_str()), (200, "o\n"), "{part:?}");
+        assert_eq!(
+            (part.header("dormouse-offset"), part.header("dormouse-next-offset")),
+            (Some("1"), Some("3")),
+            "{part:?}"
+        );
+        assert_eq!(output(&fails, "follow=true").body, "no\n");
+        for (query, status, field) in [
+            ("offset=4", 422, "offset"),
+            ("offset=-1", 400, "offset"),
+            ("follow=maybe", 400, "follow"),
+            ("stream=stderr", 400, "stream"),
+        ] {
+            let refused = output(&fails, query);
+            let error: Value = serde_json::from_str(&refused.body).expect("JSON");
+            assert_eq!((refused.status, &error["field"]), (status, &json!(field)), "{error}");
+        }
+
         // Told of a frozen one without thawing it.
         wait_status(lab, &id, "frozen");
         assert_eq!(of(&done(lab, "GET", &path("execs"), &Value::Null), &reads)["running"], true);
         let one = done(lab, "GET", &path(&format!("execs/{fails}")), &Value::Null);
         assert_eq!(one, failed);
         assert_eq!(view(lab, &id)["status"], "frozen", "B4");
+
+        // Output is in the box, so reading it thaws it.
+        assert_eq!(output(&fails, "offset=0").body, "no\n");
+        assert_eq!(view(lab, &id)["status"], "ready", "B15");
+        wait_status(lab, &id, "frozen");
 
         // A signal is use, and thaws it.
         let signal = path(&format!("execs/{reads}/signal"));
@@ -85,6 +114,7 @@ fn b04_b15_commands_of_a_box_are_found_signalled_and_fed() {
                 "openStdin",
             ),
             ("GET", &path("execs/nosuchcommand"), Value::Null, 404, ""),
+            ("GET", &path("execs/nosuchcommand/output"), Value::Null, 404, ""),
             ("POST", &path("execs/nosuchcommand/signal"), json!({ "signal": "INT" }), 404, ""),
             ("POST", &path(&format!("execs/{fails}/stdin")), json!("x"), 409, ""),
             ("GET", "/v1/boxes/nosuchboxaaa/execs", Value::Null, 404, ""),

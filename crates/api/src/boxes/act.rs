@@ -102,7 +102,7 @@ pub struct BoxExecResult {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct BoxCommand {
-    /// Its id, to read its output (`POST /v1/boxes/{id}/exec` with `execId`).
+    /// Its id, to read its output (`GET /v1/boxes/{id}/execs/{exec_id}/output`, or `POST /v1/boxes/{id}/exec` with `execId`).
     #[schema(example = "hnkainteaodl")]
     pub exec_id: String,
     /// Its process id in the box.

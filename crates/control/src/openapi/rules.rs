@@ -350,7 +350,7 @@ fn parameter_rule(operation: &str, name: &str) -> Option<Value> {
         (_, "port") => json!({ "minimum": 1, "maximum": u16::MAX }),
         (_, "Idempotency-Key") => json!({ "pattern": IDEMPOTENCY_KEY }),
         ("agent_heartbeat" | "agent_leave", "id") => json!({ "pattern": AGENT }),
-        ("write_file", "mode") => json!({ "pattern": MODE }),
+        ("write_file" | "box_put", "mode") => json!({ "pattern": MODE }),
         ("follow_events", "after") => json!({ "pattern": PLACE }),
         ("list_sandboxes", "cursor") => {
             json!({ "pattern": format!("^[0-9]{{1,{CURSOR_MS_DIGITS_MAX}}}-[a-z2-7]{{12}}$") })

@@ -1,8 +1,10 @@
 //! Work in a box: its commands, processes and files.
 
+use std::time::Duration;
+
 use api::boxes::act::{BoxCommand, BoxCommands, BoxExec, BoxExecResult, BoxProcesses};
 use api::boxes::view::Done;
-use api::exec::SignalRequest;
+use api::exec::{Output, SignalRequest};
 use api::file::FileInfo;
 use axum::Json;
 use axum::body::Body;
@@ -10,7 +12,7 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::execs::{StdinQuery, parse_signal, write_stdin};
+use super::execs::{Part, StdinQuery, parse_signal, read_output, write_stdin};
 use super::files::{WriteQuery, read_mode};
 use crate::App;
 use crate::answer::add_wake;
@@ -22,6 +24,8 @@ use crate::validate;
 
 /// Bytes of output in an answer, unless asked otherwise.
 const OUTPUT_BYTES: u64 = 1024 * 1024;
+/// The longest that one answer follows the output of a command: as long as one is waited for.
+const FOLLOW_MAX: Duration = Duration::from_hours(1);
 
 /// Run a command in a box
 ///
@@ -45,8 +49,7 @@ pub(crate) async fn exec(
 
 /// List the commands of a box
 ///
-/// Those since it was booted, running or ended, newest last. Their output is read by `POST /v1/boxes/{id}/exec` with `execId`. No use
-/// of the box: a frozen one is told as it froze.
+/// Those since it was booted, running or ended, newest last. No use of the box: a frozen one is told as it froze.
 #[utoipa::path(
     get, path = "/v1/boxes/{id}/execs", tag = "boxes", operation_id = "list_box_execs",
     params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),
@@ -78,6 +81,73 @@ pub(crate) async fn command(
     ExecId(exec): ExecId,
 ) -> Result<Json<BoxCommand>, Failure> {
     Ok(Json(boxes::command(&app, &who, &id, &exec).await?))
+}
+
+/// Which bytes of a command's output.
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct OutputQuery {
+    /// Position of the first byte; default 0.
+    #[param(example = 0)]
+    offset: Option<u64>,
+    /// Go on until the command has ended, for an hour at most, or as long as the host lets one answer follow (`--follow-seconds`);
+    /// default false: what is there now.
+    #[param(example = false)]
+    follow: Option<bool>,
+}
+
+/// Read the output of a command of a box
+///
+/// The raw bytes, standard output and standard error in the order in which they were written. `dormouse-offset` is the position of the
+/// first byte told (later than asked for if older output is no longer kept); without `follow`, `dormouse-next-offset` is where to go
+/// on. An answer that follows ends when the account runs out of credit. Use of the box until the last byte.
+#[utoipa::path(
+    get, path = "/v1/boxes/{id}/execs/{exec_id}/output", tag = "boxes", operation_id = "get_box_exec_output",
+    params(
+        ("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a"),
+        ("exec_id" = String, Path, description = "Id of the command", example = "hnkainteaodl"),
+        OutputQuery,
+    ),
+    responses((
+        status = 200, description = "The bytes", body = Raw, content_type = "application/octet-stream",
+        headers(
+            ("dormouse-offset" = u64, description = "Position of the first byte"),
+            ("dormouse-next-offset" = u64, description = "Where to go on; not with `follow`"),
+        ),
+    )),
+)]
+pub(crate) async fn output(
+    State(app): State<App>,
+    who: Who,
+    BoxId(id): BoxId,
+    ExecId(exec): ExecId,
+    Query(query): Query<OutputQuery>,
+) -> Result<Response, Failure> {
+    let part = Part {
+        which: Output::Stdout,
+        offset: query.offset.unwrap_or(0),
+        follow: query.follow.unwrap_or(false),
+    };
+    let acting = boxes::act(&app, &who, &id, "the output of a command").await?;
+    let (record, woke_ms) = (acting.record.clone(), acting.woke_ms);
+    let most = app.follow_max().map_or(FOLLOW_MAX, |most| most.min(FOLLOW_MAX));
+    let ends = {
+        let (app, account) = (app.clone(), record.account.clone());
+        async move {
+            if part.follow {
+                let paid = app.accounts().without_credit(&account);
+                // Whichever comes first.
+                let _ended = tokio::time::timeout(most, paid).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    let work = read_output(&app, &record.id, &exec, part, ends, acting);
+    let mut response = boxes::while_paid(&app, &record, work).await?;
+    add_wake(response.headers_mut(), woke_ms);
+    Ok(response)
 }
 
 /// Send a signal to a command of a box

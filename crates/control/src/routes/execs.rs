@@ -140,10 +140,42 @@ pub(crate) async fn output(
     ExecId(exec): ExecId,
     Query(query): Query<OutputQuery>,
 ) -> Result<Response, Failure> {
-    let which = query.stream.unwrap_or(Output::Stdout);
-    let offset = query.offset.unwrap_or(0);
-    let follow = query.follow.unwrap_or(false);
-    let view = app.host().exec_view(&entry.id, &exec).await?;
+    let part = Part {
+        which: query.stream.unwrap_or(Output::Stdout),
+        offset: query.offset.unwrap_or(0),
+        follow: query.follow.unwrap_or(false),
+    };
+    let most = app.follow_max().filter(|_| part.follow);
+    let ends = async move {
+        match most {
+            Some(most) => tokio::time::sleep(most).await,
+            None => std::future::pending().await,
+        }
+    };
+    read_output(&app, &entry.id, &exec, part, ends, ()).await
+}
+
+/// Which output of a command.
+#[derive(Clone, Copy)]
+pub(super) struct Part {
+    /// Of which stream.
+    pub(super) which: Output,
+    /// Position of the first byte.
+    pub(super) offset: u64,
+    /// Go on until the command has ended.
+    pub(super) follow: bool,
+}
+
+/// The bytes of one stream, until `ends` ends at the latest. `held` lives until the last of them has been passed on.
+pub(super) async fn read_output(
+    app: &App,
+    id: &SandboxId,
+    exec: &str,
+    Part { which, offset, follow }: Part,
+    ends: impl Future<Output = ()> + Send + 'static,
+    held: impl Send + 'static,
+) -> Result<Response, Failure> {
+    let view = app.host().exec_view(id, exec).await?;
     // Without `follow` the answer ends here, whatever is written meanwhile: so its end is known before it begins.
     let end = match which {
         Output::Stdout => view.value.stdout_bytes,
@@ -158,7 +190,7 @@ pub(crate) async fn output(
         Output::Stderr => (None, Some(offset)),
     };
     let from = OutputFrom { stdout, stderr, follow, hold: false };
-    let events = app.host().exec_output(&entry.id, &exec, from).await?;
+    let events = app.host().exec_output(id, exec, from).await?;
     let woke_ms = both(view.woke_ms, events.woke_ms);
     let mut events = events.value;
     // The head says where the first byte is, so the first bytes come before the head. Following a silent command, the
@@ -184,12 +216,9 @@ pub(crate) async fn output(
             Some(piece).filter(|piece| piece.as_ref().map_or(true, |bytes| !bytes.is_empty())),
         )
     });
-    let most = app.follow_max().filter(|_| follow);
-    let bytes = bytes.take_until(async move {
-        match most {
-            Some(most) => tokio::time::sleep(most).await,
-            None => std::future::pending().await,
-        }
+    let bytes = bytes.take_until(ends).map(move |piece| {
+        let _held = &held;
+        piece
     });
     let mut response = Body::from_stream(bytes).into_response();
     let headers = response.headers_mut();

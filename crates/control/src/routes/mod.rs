@@ -87,6 +87,7 @@ pub(crate) fn documented() -> OpenApiRouter<App> {
         .routes(routes!(box_work::exec))
         .routes(routes!(box_work::commands))
         .routes(routes!(box_work::command))
+        .routes(routes!(box_work::output))
         .routes(routes!(box_work::signal))
         .routes(routes!(box_work::stdin))
         .routes(routes!(box_work::procs))
