@@ -156,10 +156,33 @@ fn b04_b15_a_file_of_a_box_is_written_and_its_name_and_goal_are_changed() {
             (json!({ "name": "" }), "name"),
             (json!({ "name": "two\nlines" }), "name"),
             (json!({ "size": 2 }), "size"),
+            (json!({ "idleTimeoutMin": -1 }), "idleTimeoutMin"),
+            (json!({ "idleTimeoutMin": "1" }), "idleTimeoutMin"),
         ] {
             let (status, error) = call(lab, "PATCH", &path, &body);
             assert_eq!((status, &error["field"]), (400, &json!(field)), "{error}");
         }
+
+        // How long it may be unused counts from its last use, which this is not.
+        let idle = |lab: &Lab, minutes: Value| {
+            let changed = done(lab, "PATCH", &path, &json!({ "idleTimeoutMin": minutes }));
+            assert_eq!((&changed["status"], &changed["name"]), (&json!("frozen"), &json!("shop")));
+            changed
+        };
+        let before = idle(lab, Value::Null);
+        assert_eq!(before["idleTimeoutMin"], 0);
+        let after = idle(lab, json!(20_000));
+        assert_eq!(after["idleTimeoutMin"], 10_080, "B24");
+        assert_eq!(after["lastUsedAt"], before["lastUsedAt"], "B4");
+        assert!(after["stopsAt"].as_str() > before["stopsAt"].as_str(), "{after}");
+        lab.kill_daemon();
+        lab.start();
+        let kept = view(lab, &id);
+        assert_eq!(kept["idleTimeoutMin"], 10_080, "kept");
+        assert!(kept["stopsAt"].as_str() > before["stopsAt"].as_str(), "kept: {kept}");
+        let back = idle(lab, json!(0));
+        assert_eq!(back["idleTimeoutMin"], 0);
+        assert!(back["stopsAt"].as_str() < kept["stopsAt"].as_str(), "{back}");
 
         let file = format!("{path}/files?path=/work/new/run.sh&mode=0755");
         let (status, written) = send(lab, "PUT", &file, "#!/bin/sh\necho written\n");

@@ -92,6 +92,9 @@ pub struct Change {
     pub labels: Option<BTreeMap<String, String>>,
     /// Settings of sleep.
     pub policy: PolicyPatch,
+    /// Of a box, after how long without use it is stopped for good, milliseconds ([`BoxLimits::idle_timeout_ms`]). Anything else
+    /// has no such limit, and stays as it is.
+    pub idle_timeout_ms: Option<Option<u64>>,
     /// What the control plane wants kept with it, also in its checkpoints: opaque to hosts, read by whoever takes it over. Of a box:
     /// what it is beyond its sandbox.
     pub note: Option<String>,

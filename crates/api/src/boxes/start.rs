@@ -153,6 +153,15 @@ pub struct UpdateBox {
     )]
     #[schema(value_type = Option<String>, example = "The refund button books a refund.")]
     pub goal: Option<Option<String>>,
+    /// Minutes without use after which it is stopped for good, counted from its last use: one that has been unused for longer is
+    /// stopped at once. 0 or null: 24 hours after it froze. More than 10080 are cut to that, as the answer tells.
+    #[serde(
+        default,
+        deserialize_with = "crate::sandbox::some_option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schema(value_type = Option<u64>, minimum = 0, example = 120)]
+    pub idle_timeout_min: Option<Option<u64>>,
 }
 
 /// A box that was started.

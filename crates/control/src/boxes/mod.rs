@@ -110,6 +110,8 @@ pub(crate) struct Boxes {
     carrying: tokio::sync::Mutex<()>,
     /// Held while a box is brought back.
     restoring: Turns,
+    /// Held while a box's settings change: its host has what is told of it.
+    updating: Turns,
 }
 
 /// One at a time for each box.
@@ -148,6 +150,7 @@ impl Boxes {
             changing: tokio::sync::Mutex::default(),
             carrying: tokio::sync::Mutex::default(),
             restoring: Turns::default(),
+            updating: Turns::default(),
         })
     }
 

@@ -9,6 +9,7 @@ use api::boxes::start::{
 };
 use api::boxes::view::BoxView;
 use api::boxes::{BoxLimits, BoxStatus};
+use api::host::Change;
 use api::{ApiError, Code};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -229,14 +230,11 @@ fn complete(app: &App, who: &Who, mut request: StartBox) -> Result<(NewBox, Note
             "idleTimeoutMin was cut to {IDLE_TIMEOUT_MIN_MAX}, which is a week and the most there is"
         ));
     }
-    let minutes = minutes.min(IDLE_TIMEOUT_MIN_MAX);
-    request.idle_timeout_min = (minutes > 0).then_some(minutes);
+    request.idle_timeout_min = idle_minutes(minutes);
     request.wait_for_capacity_sec = None;
     let settings = &app.boxes().settings;
-    let limits = BoxLimits {
-        idle_timeout_ms: (minutes > 0).then_some(minutes * 60_000),
-        ..settings.limits.clone()
-    };
+    let limits =
+        BoxLimits { idle_timeout_ms: idle_ms(request.idle_timeout_min), ..settings.limits.clone() };
     // With a base every service that is here starts there (T11).
     let external = match request.external_base_url {
         Some(_) => {
@@ -301,7 +299,17 @@ fn one_line(goal: &str) -> Option<String> {
     (!goal.is_empty()).then_some(goal)
 }
 
-/// Gives a box another name or goal. No use of it (B4), and a frozen one stays so.
+/// `idleTimeoutMin` as it is kept: cut to the most there is; 0 is none (B24).
+fn idle_minutes(given: u64) -> Option<u64> {
+    let minutes = given.min(IDLE_TIMEOUT_MIN_MAX);
+    (minutes > 0).then_some(minutes)
+}
+
+fn idle_ms(minutes: Option<u64>) -> Option<u64> {
+    minutes.map(|minutes| minutes * 60_000)
+}
+
+/// Gives a box another name, goal or `idleTimeoutMin`. No use of it (B4), and a frozen one stays so.
 pub(crate) async fn update(
     app: &App,
     who: &Who,
@@ -313,12 +321,23 @@ pub(crate) async fn update(
     let name = request.name;
     check_name(name.as_ref().and_then(Option::as_deref))?;
     let goal = request.goal.map(|goal| goal.as_deref().and_then(one_line));
+    let idle = request.idle_timeout_min.map(|minutes| minutes.and_then(idle_minutes));
+    let _one_at_a_time = app.boxes().updating.turn(&record.id).await;
+    if let Some(minutes) = idle {
+        // One that the rules have stopped has no more use to be counted from.
+        act::living(app, &record).await?;
+        let change = Change { idle_timeout_ms: Some(idle_ms(minutes)), ..Change::default() };
+        app.host().update(&record.id, change).await?;
+    }
     let change = |record: &mut BoxRecord| {
         if let Some(name) = name {
             record.spec.name = name;
         }
         if let Some(goal) = goal {
             record.spec.goal = goal;
+        }
+        if let Some(minutes) = idle {
+            record.spec.idle_timeout_min = minutes;
         }
     };
     app.boxes().change(app.catalogue(), &record.id, change).await?;

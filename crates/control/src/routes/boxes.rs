@@ -142,7 +142,7 @@ pub(crate) async fn view(
 
 /// Change a box
 ///
-/// Its name and its goal, which are for people and for whoever goes on with it. No use of it.
+/// Its name and its goal, which are for people and for whoever goes on with it, and how long it may be unused. No use of it.
 #[utoipa::path(
     patch, path = "/v1/boxes/{id}", tag = "boxes", operation_id = "update_box",
     params(("id" = String, Path, description = "Its id", example = "k3b5qj2m4x7a")),

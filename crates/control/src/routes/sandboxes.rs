@@ -176,7 +176,12 @@ pub(crate) async fn update(
         {
             return Err(name_taken(name).into());
         }
-        let change = Change { name: name.clone(), labels: request.labels, policy, note: None };
+        let change = Change {
+            name: name.clone(),
+            labels: request.labels,
+            policy,
+            ..Change::default()
+        };
         match app.host().update(&entry.id, change).await {
             Ok(sandbox) => Ok(Json(sandbox)),
             Err(error) => {

@@ -259,6 +259,9 @@ impl Task {
                 manifest.labels = labels;
             }
             manifest.policy.apply(&change.policy);
+            if let (Some(limits), Some(ms)) = (&mut manifest.policy.boxed, change.idle_timeout_ms) {
+                limits.idle_timeout_ms = ms;
+            }
             if let Some(note) = change.note {
                 manifest.note = Some(note);
             }
