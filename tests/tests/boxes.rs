@@ -499,14 +499,20 @@ fn b02_a_box_that_was_frozen_for_its_host_says_why() {
         };
         lab.ok(&["drain"]);
         assert!(why(lab).contains("its host was emptied"), "{}", why(lab));
-        let events = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
-        let last = events["events"].as_array().and_then(|all| all.last()).expect("one").clone();
-        assert_eq!(last["reason"], "sleeps on disk: the host is being emptied", "{events}");
+        // It is written down a moment after the status says so.
+        until("its timeline says why", || {
+            let events = done(lab, "GET", &format!("/v1/boxes/{id}/events"), &Value::Null);
+            let last = events["events"].as_array()?.last()?.clone();
+            (last["reason"] == "sleeps on disk: the host is being emptied").then_some(())
+        });
         // Thawed it is as any other, and so when it freezes for want of use.
         boxes::sh(lab, &id, "true");
         assert_eq!(boxes::view(lab, &id)["statusReason"], Value::Null);
         lab.ok(&["project", "--spending-limit", "1"]);
-        assert!(why(lab).contains("a limit on spending is reached"), "{}", why(lab));
+        let limit = "a limit on spending is reached, the project's for the month ";
+        assert!(why(lab).starts_with(limit), "{}", why(lab));
+        let figures = "(UTC): 1 GiB-second of memory awake, of which ";
+        assert!(why(lab).contains(figures), "{}", why(lab));
         lab.ok(&["project", "--spending-limit", "none"]);
         boxes::sh(lab, &id, "true");
         done(lab, "DELETE", &format!("/v1/boxes/{id}"), &Value::Null);

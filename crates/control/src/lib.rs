@@ -99,6 +99,7 @@ struct Inner {
     catalogue: catalogue::Catalogue,
     accounts: accounts::Accounts,
     credit: credit::Credit,
+    spending: spending::Seen,
     tokens: auth::Tokens,
     secrets: secrets::Secrets,
     making: make::Making,
@@ -132,6 +133,10 @@ impl App {
 
     fn credit(&self) -> &credit::Credit {
         &self.0.credit
+    }
+
+    fn spending(&self) -> &spending::Seen {
+        &self.0.spending
     }
 
     fn tokens(&self) -> &auth::Tokens {

@@ -155,6 +155,7 @@ async fn serve_with<H: ServerHandler + Clone>(
         boxes,
         accounts,
         credit,
+        spending: spending::Seen::default(),
         tokens,
         secrets,
         making: Making::default(),

@@ -4,9 +4,10 @@
 //! Counted is memory while awake, from the sums that sandboxes have anyway: what all have used, less what they had used when
 //! the month began. The host puts them to sleep and wakes none until it is told otherwise; nothing is ever deleted for it.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use api::project::Spending;
+use api::project::{Spending, SpendingLimit};
 use axum::extract::State;
 
 use crate::App;
@@ -15,6 +16,31 @@ use crate::failure::Failure;
 
 /// Time between two looks: so much may be used beyond the limit.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What was found at the last look.
+#[derive(Default)]
+pub(crate) struct Seen(Mutex<Option<(SpendingLimit, Spending)>>);
+
+impl Seen {
+    /// The limit and what was used of it, if it was reached.
+    pub(crate) fn reached(&self) -> Option<(SpendingLimit, Spending)> {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        seen.filter(|(_, spending)| spending.reached)
+    }
+
+    fn set(&self, seen: Option<(SpendingLimit, Spending)>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = seen;
+    }
+}
+
+/// So much memory while awake, for people: `500.2 GiB-hours`; what is below an hour in seconds. Rounded down.
+pub(crate) fn amount(gib_seconds: u64) -> String {
+    match gib_seconds {
+        1 => "1 GiB-second".to_owned(),
+        0..3600 => format!("{gib_seconds} GiB-seconds"),
+        _ => format!("{}.{} GiB-hours", gib_seconds / 3600, gib_seconds % 3600 / 360),
+    }
+}
 
 /// Looks again and again until the server stops.
 pub(crate) async fn run(app: App) {
@@ -33,6 +59,7 @@ pub(crate) async fn run(app: App) {
 pub(crate) async fn look(app: &App) -> Result<Option<Spending>, Failure> {
     let Some(limit) = app.catalogue().project().spending_limit else {
         app.host().limit_spending(false);
+        app.spending().set(None);
         if app.catalogue().spending_month().await?.is_some() {
             app.catalogue().set_spending_month(None).await?;
         }
@@ -48,7 +75,9 @@ pub(crate) async fn look(app: &App) -> Result<Option<Spending>, Failure> {
     let spent = whole(used - month.from_gib_seconds);
     let reached = spent >= limit.memory_gib_seconds;
     app.host().limit_spending(reached);
-    Ok(Some(Spending { month: month.month, memory_gib_seconds: spent, reached }))
+    let spending = Spending { month: month.month, memory_gib_seconds: spent, reached };
+    app.spending().set(Some((limit, spending.clone())));
+    Ok(Some(spending))
 }
 
 /// The month that counts now: another one begins with what was used until then, but the one before goes on where it was (the clock
@@ -86,6 +115,20 @@ mod tests {
     fn month(month: &str, from_gib_seconds: f64, before: Option<(&str, f64)>) -> CountedMonth {
         let before = before.map(|(month, from)| (month.to_owned(), from));
         CountedMonth { month: month.to_owned(), from_gib_seconds, before }
+    }
+
+    #[test]
+    fn s23_an_amount_is_told_as_people_count_it() {
+        for (gib_seconds, text) in [
+            (0, "0 GiB-seconds"),
+            (1, "1 GiB-second"),
+            (3599, "3599 GiB-seconds"),
+            (3600, "1.0 GiB-hours"),
+            (1_800_359, "500.0 GiB-hours"),
+            (1_800_360, "500.1 GiB-hours"),
+        ] {
+            assert_eq!(amount(gib_seconds), text);
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use api::account::ACCOUNT_DEFAULT;
 use api::boxes::view::{BoxCheckpointView, BoxEvents, BoxList, BoxView};
 use api::boxes::{BoxLife, BoxStatus};
 use api::host::Known;
@@ -11,6 +12,7 @@ use super::{BoxRecord, Who, act, services};
 use crate::App;
 use crate::catalogue::now_ms;
 use crate::failure::Failure;
+use crate::spending::amount;
 
 /// From so long before its stop on every result about a box says so, milliseconds (B26).
 const WARN_BEFORE_MS: u64 = 30 * 60 * 1000;
@@ -92,9 +94,7 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
     let life = known.map(|(_, life)| life);
     let (status, reason) = match (life, &record.ended) {
         (_, Some(ended)) => (ended.status, Some(ended.reason.clone())),
-        (Some(life), None) => {
-            (life.status, without_credit(app, record, life).or(life.reason.clone()))
-        }
+        (Some(life), None) => (life.status, withheld(app, record, life).or(life.reason.clone())),
         // Its host does not have it, or not yet.
         (None, None) => (BoxStatus::Interrupted, Some("its host does not have it".to_owned())),
     };
@@ -146,10 +146,29 @@ fn view(app: &App, who: &Who, record: &BoxRecord, known: Option<(&Known, &BoxLif
     }
 }
 
-/// That it is kept frozen for want of credit (B14), which its host does not know.
-fn without_credit(app: &App, record: &BoxRecord, life: &BoxLife) -> Option<String> {
-    let waits = life.status == BoxStatus::Frozen && app.accounts().lacks_credit(&record.account);
-    waits.then(|| "the account has no credit: it stays frozen and keeps everything, and goes on when there is credit again".to_owned())
+/// Which limit keeps it frozen, of which its host knows only that there is one (B14, S23).
+fn withheld(app: &App, record: &BoxRecord, life: &BoxLife) -> Option<String> {
+    if life.status != BoxStatus::Frozen {
+        return None;
+    }
+    if app.accounts().lacks_credit(&record.account) {
+        return Some("the account has no credit: it stays frozen and keeps everything, and goes on when there is credit again".to_owned());
+    }
+    let (limit, spending) = app.spending().reached()?;
+    // What all accounts together may use and have used is for the operator alone to see.
+    let figures = match record.account.as_str() {
+        ACCOUNT_DEFAULT => format!(
+            ": {} of memory awake, of which {} are used",
+            amount(limit.memory_gib_seconds),
+            amount(spending.memory_gib_seconds)
+        ),
+        _ => String::new(),
+    };
+    Some(format!(
+        "a limit on spending is reached, the project's for the month {} (UTC){figures}; it stays frozen and keeps everything until the \
+         limit is raised or the month is over",
+        spending.month
+    ))
 }
 
 /// That its URLs open for some addresses only (T20).

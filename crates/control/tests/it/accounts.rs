@@ -245,6 +245,48 @@ async fn b42_two_starts_at_once_do_not_both_take_the_last_place() {
 }
 
 #[tokio::test]
+async fn s23_a_frozen_box_names_the_limit_and_figures_are_for_the_operator() {
+    use std::sync::atomic::Ordering;
+
+    let world = World::new().await;
+    world.account("acme").await;
+    let (_, acme) = world.key(json!({ "account": "acme" })).await;
+    let limit = r#"{"spending_limit": {"memory_gib_seconds": 7200}}"#;
+    world.call("PATCH", "/v1/project", limit).await.value();
+    let mut ids = Vec::new();
+    for key in [&world.token, &acme] {
+        let id = id_of(&world.with_key(key, "POST", "/v1/boxes", &Value::Null).await);
+        world.fake.set_life(&id, |life| {
+            life.status = api::boxes::BoxStatus::Frozen;
+            life.reason = Some("a limit on spending is reached".to_owned());
+        });
+        ids.push(id);
+    }
+    world.fake.gib_seconds.store(4000, Ordering::SeqCst);
+    let spending = world.call("GET", "/v1/project", "").await.value()["spending"].clone();
+    assert_eq!(spending["reached"], true, "{spending}");
+    let month = spending["month"].as_str().unwrap();
+    let limit =
+        format!("a limit on spending is reached, the project's for the month {month} (UTC)");
+    let why = async |key: &str, id: &api::SandboxId| {
+        let told = world.with_key(key, "GET", &format!("/v1/boxes/{id}"), &Value::Null).await;
+        told.value()["statusReason"].as_str().unwrap().to_owned()
+    };
+    let mine = why(&world.token, &ids[0]).await;
+    let figures =
+        ": 2.0 GiB-hours of memory awake, of which 2.2 GiB-hours are used; it stays frozen";
+    assert!(mine.starts_with(&format!("{limit}{figures}")), "{mine}");
+    let theirs = why(&acme, &ids[1]).await;
+    assert!(theirs.starts_with(&format!("{limit}; it stays frozen")), "{theirs}");
+
+    // What the account lacks itself goes before, and without a limit the host's word stands.
+    world.call("PUT", "/v1/accounts/acme/credit", r#"{"credit": 0}"#).await.value();
+    assert!(why(&acme, &ids[1]).await.starts_with("the account has no credit: "));
+    world.call("PATCH", "/v1/project", r#"{"spending_limit": null}"#).await.value();
+    assert_eq!(why(&world.token, &ids[0]).await, "a limit on spending is reached");
+}
+
+#[tokio::test]
 async fn b42_frozen_boxes_count_and_ended_ones_do_not() {
     let (world, key) = on_plan("free").await;
     let mut ids = Vec::new();
