@@ -35,9 +35,22 @@ impl Worker {
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
+        let flushed = async {
+            let flushed = self.flush(room.is_ok()).await;
+            if on_disk {
+                self.write_early(self.body.files.disk()).await;
+            }
+            flushed
+        };
+        let memory = async {
+            if on_disk {
+                self.write_early(self.body.files.memory()).await;
+            }
+        };
         // Together: so the guest has one turn for all answers, and gives them while it waits for its disk.
-        let (flushed, timer_due, mut look, ()) = tokio::join!(
-            self.flush(room.is_ok()),
+        let (flushed, (), timer_due, mut look, ()) = tokio::join!(
+            flushed,
+            memory,
             self.last_sample(),
             self.look_at_network(),
             self.body.link.note_execs()
@@ -287,6 +300,19 @@ impl Worker {
             tracing::debug!(sandbox = %self.id, %error, "not flushed before sleep");
             false
         })
+    }
+
+    /// Has what a part of the sandbox has so far written to the host's disk while the guest still runs: the less is left for the time
+    /// in which it stands still. Whoever needs the sandbox meanwhile does not wait for that.
+    async fn write_early(&self, part: PathBuf) {
+        let written = tokio::select! {
+            written = sync(part) => written,
+            () = self.signals.turned_back() => return,
+        };
+        if let Err(error) = written {
+            // What counts is written again.
+            tracing::debug!(sandbox = %self.id, %error, "nothing is written before it stands still");
+        }
     }
 
     /// What the guest does at last, as it says itself: told to the state machine before anything else happens, so that what
