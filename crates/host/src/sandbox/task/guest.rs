@@ -108,7 +108,8 @@ impl Task {
                 tracing::debug!(sandbox = %id, %error, "not flushed while awake");
             }
             if let Err(error) = synced {
-                tracing::debug!(sandbox = %id, %error, "its memory is not written while awake");
+                // Told once: whoever writes the same again does not hear of it (fsync(2)).
+                tracing::error!(sandbox = %id, %error, "its memory cannot be written to the disk");
             }
         });
     }

@@ -35,22 +35,15 @@ impl Worker {
         if on_disk {
             room.as_ref().map_err(Clone::clone)?;
         }
+        let early = async |part| if on_disk { self.write_early(part).await } else { Ok(()) };
         let flushed = async {
             let flushed = self.flush(room.is_ok()).await;
-            if on_disk {
-                self.write_early(self.body.files.disk()).await;
-            }
-            flushed
-        };
-        let memory = async {
-            if on_disk {
-                self.write_early(self.body.files.memory()).await;
-            }
+            (flushed, early(self.body.files.disk()).await)
         };
         // Together: so the guest has one turn for all answers, and gives them while it waits for its disk.
-        let (flushed, (), timer_due, mut look, ()) = tokio::join!(
+        let ((flushed, disk), memory, timer_due, mut look, ()) = tokio::join!(
             flushed,
-            memory,
+            early(self.body.files.memory()),
             self.last_sample(),
             self.look_at_network(),
             self.body.link.note_execs()
@@ -59,6 +52,8 @@ impl Worker {
         if self.signals.cancelled() {
             return Ok(Report::BackAwake);
         }
+        // It runs on as it did.
+        disk.and(memory).map_err(|error| failed(FailureCode::SleepFailed, Left::Awake, &error))?;
         // Its drives are to be whole when it stands still, which takes a word of its own.
         let sync = room.is_ok() && (!flushed || self.has_drives());
         let options = QuiesceOptions { sync, drop_caches: false };
@@ -164,13 +159,19 @@ impl Worker {
         let Some(machine) = self.body.machine.as_mut() else { return Err(lost("no machine")) };
         fault::point("saving");
         let state_file = self.body.files.state();
+        // Nothing runs that would change it; what QEMU itself may write on the way is little, and is written below.
+        let early = tokio::spawn(sync(self.body.files.memory()));
         let (mark, state) = machine.give_state().await.map_err(|error| fail(&error))?;
         self.phases.mark("save");
         // Not before: the disks change until the state is given, when QEMU lets go of them. Together: a disk that is told to
         // write everything does so for all of them at once.
+        let memory = async {
+            early.await.map_err(std::io::Error::other)??;
+            sync(self.body.files.memory()).await
+        };
         let (written, memory, disks) = tokio::join!(
             vmm::machine::write_state(state_file, state),
-            sync(self.body.files.memory()),
+            memory,
             futures_util::future::try_join_all(disks.into_iter().map(sync))
         );
         written.map_err(|error| fail(&error))?;
@@ -304,14 +305,12 @@ impl Worker {
 
     /// Has what a part of the sandbox has so far written to the host's disk while the guest still runs: the less is left for the time
     /// in which it stands still. Whoever needs the sandbox meanwhile does not wait for that.
-    async fn write_early(&self, part: PathBuf) {
-        let written = tokio::select! {
+    ///
+    /// An error counts: what could not be written is told once, and whoever writes again would not hear of it (fsync(2)).
+    async fn write_early(&self, part: PathBuf) -> std::io::Result<()> {
+        tokio::select! {
             written = sync(part) => written,
-            () = self.signals.turned_back() => return,
-        };
-        if let Err(error) = written {
-            // What counts is written again.
-            tracing::debug!(sandbox = %self.id, %error, "nothing is written before it stands still");
+            () = self.signals.turned_back() => Ok(()),
         }
     }
 
