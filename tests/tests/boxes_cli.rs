@@ -57,7 +57,11 @@ fn b02_b04_b27_a_box_is_listed_told_about_stopped_and_restored_by_the_command_li
         assert_eq!((code, stdout.as_str()), (Some(3), "to stderr\nit's $HOME\n"));
 
         wait_status(lab, &id, "frozen");
-        let before = events(lab, &id);
+        // It is told a moment before it is written down.
+        let before = until("its timeline says so", || {
+            let events = events(lab, &id);
+            (events.as_array()?.last()?["status"] == "frozen").then_some(events)
+        });
         let listed = lab.ok(&["boxes", "list"]);
         let row = listed.lines().find(|line| line.starts_with(&id)).expect("its row");
         assert!(listed.starts_with("ID "), "{listed}");
