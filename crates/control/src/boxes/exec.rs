@@ -20,6 +20,9 @@ const WAIT_SEC_MAX: u64 = 3_600;
 /// What each command of a box begins with: both streams in one, in the order in which they are written; in one line with it, by which
 /// bash counts in what it says.
 const BOTH_STREAMS: &str = "exec 2>&1;";
+/// Lists processes and what they listen on, for [`procs`](super::procs): nobody has asked for this command, so it is not listed.
+pub(super) const LISTING: &str =
+    "ps -eo pid=,ppid=,rss=,cputimes=,args= && echo --listening-- && ss -ltnpH";
 /// The longest `timeoutSec`: a day.
 const TIMEOUT_SEC_MAX: u64 = 86_400;
 
@@ -224,7 +227,7 @@ pub(crate) async fn commands(app: &App, who: &Who, id: &str) -> Result<BoxComman
     let record = act::find(app, who, id)?;
     act::living(app, &record).await?;
     let execs = app.host().exec_list(&record.id).await?.value;
-    let execs = execs.into_iter().filter(|exec| !super::procs::is_listing(&exec.command));
+    let execs = execs.into_iter().filter(|exec| !exec.command.ends_with(LISTING));
     Ok(BoxCommands { execs: execs.map(told).collect() })
 }
 

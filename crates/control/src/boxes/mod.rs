@@ -3,6 +3,7 @@
 //! - [`record`]: what is kept of a box, also after it has ended.
 //! - [`agents`]: the conversations that use boxes.
 //! - [`start`]: making one, or bringing one back.
+//! - [`update`]: changing one.
 //! - [`room`]: whether an account may have one more.
 //! - [`view`]: telling about one.
 //! - [`act`]: calls that act on one, each of which is use from its start to its end.
@@ -27,6 +28,7 @@ mod room;
 mod secrets;
 mod services;
 mod start;
+mod update;
 mod view;
 mod wire;
 
@@ -49,7 +51,8 @@ pub(crate) use record::{BootsTold, BoxRecord, Ended};
 pub(crate) use room::{Claim, claim, no_credit};
 pub(crate) use secrets::add_secrets;
 pub(crate) use services::{first_service, target_of};
-pub(crate) use start::{Asked, NAMES_MAX, NewBox, start, update};
+pub(crate) use start::{Asked, NAMES_MAX, NewBox, start};
+pub(crate) use update::update;
 pub(crate) use view::{events, list, rfc3339, status};
 pub(crate) use wire::wire;
 

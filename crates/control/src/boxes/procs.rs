@@ -20,19 +20,13 @@ const BETWEEN: &str = "--listening--";
 
 /// Lists them.
 pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses, Failure> {
-    let command = format!("ps -eo pid=,ppid=,rss=,cputimes=,args= && echo {BETWEEN} && ss -ltnpH");
-    let request = BoxExec { command: Some(command), ..BoxExec::default() };
+    let request = BoxExec { command: Some(exec::LISTING.to_owned()), ..BoxExec::default() };
     let way = Way { bytes: BYTES_MAX, waits: Some(WAIT), notes: false };
     let listed = run(app, who, id, way, request).await?;
     if let Some(error) = exec::failed(&listed, "listing its processes") {
         return Err(error.into());
     }
     Ok(BoxProcesses { processes: parse(&listed.output)? })
-}
-
-/// Whether this is the listing's own command, which nobody has asked for.
-pub(super) fn is_listing(command: &str) -> bool {
-    command.contains(BETWEEN)
 }
 
 fn parse(text: &str) -> Result<Vec<BoxProcess>, ApiError> {

@@ -4,12 +4,11 @@ use std::time::Duration;
 
 use api::account::ACCOUNT_DEFAULT;
 use api::boxes::start::{
-    GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX, UpdateBox,
+    GOAL_CHARS_MAX, IDLE_TIMEOUT_MIN_MAX, SIZES, StartBox, StartedBox, TITLE_CHARS_MAX,
     WAIT_FOR_CAPACITY_SEC_MAX,
 };
 use api::boxes::view::BoxView;
 use api::boxes::{BoxLimits, BoxStatus};
-use api::host::Change;
 use api::{ApiError, Code};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -278,7 +277,7 @@ fn resolve_links(app: &App, who: &Who, request: &mut StartBox) -> Result<(), Api
     Ok(())
 }
 
-fn check_name(name: Option<&str>) -> Result<(), ApiError> {
+pub(super) fn check_name(name: Option<&str>) -> Result<(), ApiError> {
     let Some(name) = name else { return Ok(()) };
     let count = name.chars().count();
     if name.chars().any(char::is_control) {
@@ -293,56 +292,20 @@ fn check_name(name: Option<&str>) -> Result<(), ApiError> {
 }
 
 /// A goal in one line, cut to what is kept: what is told to models must not read like several. `None`: nothing is left of it.
-fn one_line(goal: &str) -> Option<String> {
+pub(super) fn one_line(goal: &str) -> Option<String> {
     let goal = goal.split(char::is_control).collect::<Vec<_>>().join(" ");
     let goal: String = goal.trim().chars().take(GOAL_CHARS_MAX).collect();
     (!goal.is_empty()).then_some(goal)
 }
 
 /// `idleTimeoutMin` as it is kept: cut to the most there is; 0 is none (B24).
-fn idle_minutes(given: u64) -> Option<u64> {
+pub(super) fn idle_minutes(given: u64) -> Option<u64> {
     let minutes = given.min(IDLE_TIMEOUT_MIN_MAX);
     (minutes > 0).then_some(minutes)
 }
 
-fn idle_ms(minutes: Option<u64>) -> Option<u64> {
+pub(super) fn idle_ms(minutes: Option<u64>) -> Option<u64> {
     minutes.map(|minutes| minutes * 60_000)
-}
-
-/// Gives a box another name, goal or `idleTimeoutMin`. No use of it (B4), and a frozen one stays so.
-pub(crate) async fn update(
-    app: &App,
-    who: &Who,
-    id: &str,
-    request: UpdateBox,
-) -> Result<BoxView, Failure> {
-    let record = act::find(app, who, id)?;
-    act::not_ended(&record)?;
-    let name = request.name;
-    check_name(name.as_ref().and_then(Option::as_deref))?;
-    let goal = request.goal.map(|goal| goal.as_deref().and_then(one_line));
-    let idle = request.idle_timeout_min.map(|minutes| minutes.and_then(idle_minutes));
-    let _one_at_a_time = app.boxes().updating.turn(&record.id).await;
-    if let Some(minutes) = idle {
-        // One that the rules have stopped has no more use to be counted from.
-        act::living(app, &record).await?;
-        let change = Change { idle_timeout_ms: Some(idle_ms(minutes)), ..Change::default() };
-        app.host().update(&record.id, change).await?;
-    }
-    let change = |record: &mut BoxRecord| {
-        if let Some(name) = name {
-            record.spec.name = name;
-        }
-        if let Some(goal) = goal {
-            record.spec.goal = goal;
-        }
-        if let Some(minutes) = idle {
-            record.spec.idle_timeout_min = minutes;
-        }
-    };
-    app.boxes().change(app.catalogue(), &record.id, change).await?;
-    checkpoint::carry(app, &record.id).await?;
-    view::status(app, who, id).await
 }
 
 fn check_toolchains(toolchains: &mut Vec<String>) -> Result<Option<String>, ApiError> {
