@@ -142,6 +142,26 @@ fn a_boxs_commands_and_what_is_wrong_about_one_by_the_command_line() {
         lab.ok(&["boxes", "exec", "work", "--", "touch", "/work/go"]);
         let (code, stdout, _) = ran(lab, &["boxes", "exec", "work", "--read", &exec_id]);
         assert_eq!((code, stdout.as_str()), (Some(128 + 15), "one\nb c\n"));
+        let update = [
+            "boxes",
+            "update",
+            "work",
+            "--name",
+            "job",
+            "--goal",
+            "it ends",
+            "--idle-timeout",
+            "30",
+        ];
+        lab.ok(&update);
+        let seen = view(lab, &id);
+        assert_eq!(
+            (&seen["name"], &seen["goal"], &seen["idleTimeoutMin"]),
+            (&json!("job"), &json!("it ends"), &json!(30))
+        );
+        assert!(refused(lab, 2, &["boxes", "update", "job"]).contains("--goal <TEXT>"));
+        assert!(refused(lab, 1, &["boxes", "update", "job", "--name", " "]).contains("not blank"));
+        lab.ok(&["boxes", "update", "job", "--name", "work"]);
         let sleeps = ["boxes", "exec", "work", "--background", "--", "sleep", "1000"];
         let sleeper = lab.ok(&sleeps).trim().to_owned();
         lab.ok(&["boxes", "kill", "work", &sleeper, "--signal", "INT"]);

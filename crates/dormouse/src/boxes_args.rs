@@ -74,6 +74,21 @@ pub(crate) enum BoxesCommand {
         #[command(flatten)]
         which: WhichBox,
     },
+    /// Change what a box is called, what it is for, or how long it may be unused. Thaws nothing.
+    #[command(group = clap::ArgGroup::new("change").required(true).multiple(true))]
+    Update {
+        #[command(flatten)]
+        which: WhichBox,
+        /// What people call it.
+        #[arg(long = "name", value_name = "TEXT", group = "change")]
+        title: Option<String>,
+        /// Why it exists and what done looks like.
+        #[arg(long, value_name = "TEXT", group = "change")]
+        goal: Option<String>,
+        /// Minutes without use after which it is stopped for good (at most 10080); 0: 24 hours after it froze.
+        #[arg(long, value_name = "MINUTES", group = "change")]
+        idle_timeout: Option<u64>,
+    },
     /// Set how often a box is kept in the object store while it is awake, so that another host can take it up. Thaws nothing.
     Checkpoint {
         #[command(flatten)]

@@ -3,7 +3,7 @@
 //! A box is found by its id or by its name, in the list of boxes, which is no use of any (B4).
 
 use api::boxes::act::{BoxCheckpoint, BoxCommands, BoxProcesses};
-use api::boxes::start::{StartBox, StartedBox};
+use api::boxes::start::{StartBox, StartedBox, UpdateBox};
 use api::boxes::view::{BoxCheckpointView, BoxEvents, BoxList, BoxView, Done};
 use api::exec::SignalRequest;
 use api::{ApiError, Code};
@@ -71,6 +71,16 @@ pub(crate) async fn boxes(
             let BoxProcesses { processes } =
                 listed.map_err(|problem| with_way_back(problem, &view))?;
             if json { show::json(&processes)? } else { box_exec::processes(&processes)? }
+        }
+        BoxesCommand::Update { which, title, goal, idle_timeout } => {
+            let view = find(client, &which, lives).await?;
+            let change = UpdateBox {
+                name: title.map(Some),
+                goal: goal.map(Some),
+                idle_timeout_min: idle_timeout.map(Some),
+            };
+            let changed = client.json("PATCH", &place(&view.id), Some(&change)).await;
+            told(&changed.map_err(|problem| with_way_back(problem, &view))?, json)?;
         }
         BoxesCommand::Checkpoint { which, every } => {
             let id = find(client, &which, lives).await?.id;
