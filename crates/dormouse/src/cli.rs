@@ -15,7 +15,8 @@ pub(crate) const DATA_DEFAULT: &str = "/var/lib/dormouse";
 /// Sandboxes that sleep.
 ///
 /// Each sandbox is a small virtual machine. It sleeps when nothing needs it and wakes, exactly where it was, when
-/// anything does: a command, a file, a request to one of its ports. There is no wake command.
+/// anything does: a command, a file, a request to one of its ports: there is no command for waking one.
+/// Boxes are the sandboxes of AI clients (`dormouse mcp`); `dormouse boxes` looks after them.
 #[derive(Debug, Parser)]
 #[command(name = "dormouse", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
