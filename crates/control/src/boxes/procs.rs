@@ -18,7 +18,11 @@ const BYTES_MAX: u64 = 1024 * 1024;
 /// Stands between the two lists, on a line of its own: the listing's own command has it too.
 const BETWEEN: &str = "--listening--";
 
-/// Lists them.
+/// The guest agent's process id. It is what runs when the machine stands still, so the kernel counts the time for which a box was
+/// frozen, or its template lay, as processor time of it: nothing that is told of it would be true.
+const GUEST_AGENT: u32 = 1;
+
+/// Lists them, without the guest's own.
 pub(crate) async fn procs(app: &App, who: &Who, id: &str) -> Result<BoxProcesses, Failure> {
     let request = BoxExec { command: Some(exec::LISTING.to_owned()), ..BoxExec::default() };
     let way = Way { bytes: BYTES_MAX, waits: Some(WAIT), notes: false };
@@ -49,8 +53,10 @@ fn parse(text: &str) -> Result<Vec<BoxProcess>, ApiError> {
             command,
         })
     };
-    // Kernel threads have no memory of their own, and the listing itself is not told.
-    let own = |process: &BoxProcess| process.memory_mib > 0 && !process.command.contains(BETWEEN);
+    // Kernel threads have no memory of their own, and neither the listing itself nor the guest agent is the box's.
+    let own = |process: &BoxProcess| {
+        process.pid != GUEST_AGENT && process.memory_mib > 0 && !process.command.contains(BETWEEN)
+    };
     let ours = |process: &BoxProcess| !process.command.starts_with("ps -eo pid=,ppid=");
     Ok(processes.lines().filter_map(process).filter(|one| own(one) && ours(one)).collect())
 }
@@ -84,17 +90,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn processes_are_told_with_the_ports_on_which_they_listen() {
-        let text = "      1       0  3100     0 /sbin/init\n    412       1 20480    12 python3 -m http.server 8000\n\
+    fn processes_of_the_box_are_told_with_the_ports_on_which_they_listen() {
+        // Of the guest agent: 36 minutes that the template lay.
+        let text = "      1       0  3100  2160 /sbin/init\n    412       1 20480    12 python3 -m http.server 8000\n\
+                    \x20   413       1  3100     0 x\n\
                     \x20   500       1  3100     0 /bin/bash -c exec 2>&1 ps && echo --listening-- && ss\n\
                     --listening--\nLISTEN 0 5 0.0.0.0:8000 0.0.0.0:* users:((\"python3\",pid=412,fd=3))\n\
-                    LISTEN 0 5 [::]:8001 [::]:* users:((\"python3\",pid=412,fd=4),(\"x\",pid=1,fd=1))\n";
+                    LISTEN 0 5 [::]:8001 [::]:* users:((\"python3\",pid=412,fd=4),(\"x\",pid=413,fd=1))\n";
         let found = parse(text).expect("understood");
-        assert_eq!(found.len(), 2);
-        assert_eq!((found[1].pid, found[1].memory_mib, found[1].cpu_sec), (412, 20, 12));
-        assert_eq!(found[1].command, "python3 -m http.server 8000");
-        assert_eq!(found[1].listens, [8000, 8001]);
-        assert_eq!(found[0].listens, [8001]);
+        assert_eq!(found.iter().map(|one| one.pid).collect::<Vec<_>>(), [412, 413]);
+        assert_eq!((found[0].memory_mib, found[0].cpu_sec), (20, 12));
+        assert_eq!(found[0].command, "python3 -m http.server 8000");
+        assert_eq!(found[0].listens, [8000, 8001]);
+        assert_eq!(found[1].listens, [8001]);
         parse("nonsense").expect_err("another form");
     }
 }
