@@ -122,7 +122,7 @@ impl FromRequestParts<App> for ExecId {
             given.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_');
         if given.is_empty() || given.len() > EXEC_ID_CHARS_MAX || !plain {
             return Err(ApiError::new(Code::NotFound, "no command has this id")
-                .hint("`GET /v1/sandboxes/{id}/execs` lists them")
+                .hint("`GET /v1/sandboxes/{id}/execs` lists them, of a box `GET /v1/boxes/{id}/execs`")
                 .into());
         }
         Ok(Self(given))

@@ -73,7 +73,7 @@ pub(super) async fn living(app: &App, record: &BoxRecord) -> Result<BoxLife, Fai
     let Some((_, life)) = known else {
         let text = format!("box {id} is interrupted: its host is gone, and nothing on it survived");
         return Err(ApiError::new(Code::BoxStopped, text)
-            .hint("start a new one with sandbox_start")
+            .hint("start a new one with sandbox_start (POST /v1/boxes)")
             .into());
     };
     if life.stopped_unix_ms.is_some() {
@@ -83,7 +83,7 @@ pub(super) async fn living(app: &App, record: &BoxRecord) -> Result<BoxLife, Fai
         let reason = life.reason.clone().unwrap_or_else(|| "it failed".to_owned());
         let text = format!("box {id} is interrupted: {reason}");
         return Err(ApiError::new(Code::SandboxFailed, text)
-            .hint("stop it with sandbox_stop and start a new one")
+            .hint("stop it with sandbox_stop (DELETE /v1/boxes/{id}, `dormouse boxes stop`) and start a new one")
             .into());
     }
     Ok(life)
@@ -235,11 +235,11 @@ fn ended_error(record: &BoxRecord, ended: &Ended) -> ApiError {
     let text = format!("box {} is {}: {}", record.id, ended.status.as_str(), ended.reason);
     if ended.reason == MOVED_AWAY {
         return ApiError::new(Code::SandboxMoved, text).hint(
-            "ask that host for it, by the same id; here it can only be forgotten (sandbox_stop)",
+            "ask that host for it, by the same id; here it can only be forgotten (sandbox_stop, DELETE /v1/boxes/{id})",
         );
     }
     ApiError::new(Code::BoxStopped, text)
-        .hint("it keeps no copy that could be brought back: start a new one with sandbox_start")
+        .hint("it keeps no copy that could be brought back: start a new one with sandbox_start (POST /v1/boxes)")
 }
 
 fn stopped_error(record: &BoxRecord, life: &BoxLife) -> ApiError {
